@@ -42,6 +42,9 @@ __all__ = [
     "stamp_run",
 ]
 
+PATTERN_LEVELS: Final = 16
+"""With `+`: the patterns that match one topic are found in at most 2^17 steps, however many there
+are. Deeper ones could be chosen so that each takes a step for each of its levels."""
 NAME_BYTES: Final = 255
 """The longest name of a new destination."""
 NAMED_CHARACTERS: Final = 1024
@@ -300,7 +303,7 @@ def parse_destination(text: str) -> Destination:
 def parse_pattern(text: str) -> Destination:
     """A destination to subscribe to: in topics `+` stands for one level, a final `#` for any.
 
-    Raises InvalidDestination.
+    Raises InvalidDestination, also for a `+` in a pattern of more than `PATTERN_LEVELS`.
     """
     destination = _split(text)
     if destination.kind == "topic":
@@ -311,6 +314,8 @@ def parse_pattern(text: str) -> Destination:
                 continue
             if "#" in level or ("+" in level and level != "+"):
                 raise InvalidDestination(f"{text!r}: a wildcard fills a level, `#` the last one")
+        if len(levels) > PATTERN_LEVELS and "+" in levels:
+            raise InvalidDestination(f"a pattern with `+` has at most {PATTERN_LEVELS} levels")
     return destination
 
 

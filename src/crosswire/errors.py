@@ -636,11 +636,11 @@ class HandshakeFailed(ConnectFailed):
 
 
 class WrongProtocol(HandshakeFailed):
-    """What answered speaks another protocol; `spoken` is its name, or "TLS" or "HTTP"."""
+    """What answered speaks another protocol; `found` is its name, or "TLS" or "HTTP"."""
 
-    def __init__(self, reason: str, *, spoken: str = "") -> None:
+    def __init__(self, reason: str, *, found: str = "") -> None:
         super().__init__(reason)
-        self.spoken = spoken
+        self.found = found
 
 
 class ConnectionLost(ClientError):

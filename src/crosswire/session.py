@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from time import perf_counter
 from typing import Final, ParamSpec, cast
 from typing import Protocol as Shape
 
 from crosswire.budget import MemoryAccount
 from crosswire.errors import ConnectionLost, InternalError
 from crosswire.hub.dispatch import Callbacks
+from crosswire.hub.turns import QUANTUM_S, Share, Turns
 from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFailed, Event
 
 __all__ = ["Session", "SessionOwner", "Tap", "use_keep_alive"]
@@ -28,12 +30,21 @@ CLOSE_S = 10.0
 """How long a peer may take to answer the protocol's goodbye."""
 JOINED_BYTES = 256 * 1024
 """Up to this size chunks are copied into one buffer for a single write."""
+_FIRST_BYTES = 512
+"""Kept of a peer's first read: enough for the handshake of every protocol."""
 POLL_S = 1.0
 """The interval at which the socket of a peer that is not read from is polled."""
+FIRST_PART_BYTES = 4 * 1024
+"""How much of a read is processed at once, until it is known how long that takes."""
+LEAST_PART_BYTES = 256
 
 _BROKEN: Final = select.POLLERR | select.POLLNVAL
 # Only Linux has POLLRDHUP for a half-closed peer; elsewhere POLLHUP covers it.
 _FINISHED: Final = select.POLLHUP | getattr(select, "POLLRDHUP", 0)
+
+_KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
+"""A peer that answers none of six probes, ten seconds apart, after a minute of silence, is gone.
+The system's own defaults would take two hours."""
 
 P = ParamSpec("P")
 
@@ -89,6 +100,10 @@ class Session(asyncio.Protocol):
     The owner gets the end exactly once, whatever happens before. An exception in the connection or
     in its owner fails the connection, with its protocol's goodbye for an internal error, and is not
     raised further; `callbacks` logs and counts it.
+
+    With `turns`, the loop's thread is shared with other peers: a read is processed in parts that
+    take a fraction of a turn, and what is left when the turn is over waits for a later one; no more
+    is read meanwhile. (The event loop would call us with up to 32 reads of 256 kB in a row.)
     """
 
     connection: Connection
@@ -100,7 +115,13 @@ class Session(asyncio.Protocol):
         owner: SessionOwner,
         *,
         callbacks: Callbacks | None = None,
+        turns: Turns | None = None,
     ) -> None:
+        self._turns = turns
+        self._share = Share(turns, self._read_on) if turns is not None else None
+        self._unread = b""
+        self._unread_from = 0
+        self._part_bytes = FIRST_PART_BYTES
         self._connect = connect
         self._owner = owner
         self._callbacks = callbacks or Callbacks()
@@ -130,6 +151,8 @@ class Session(asyncio.Protocol):
         """Called when `congested` becomes true, and before `handle_drain` when it becomes false."""
         self.tap: Tap | None = None
         """Records the bytes of this session, if set."""
+        self.first_bytes = b""
+        """How the peer began: what it speaks, if it is not what was expected."""
         self.account: MemoryAccount | None = None
         """Gets the size of what is buffered, if set; closed with the socket."""
 
@@ -168,7 +191,11 @@ class Session(asyncio.Protocol):
     def measure_memory(self) -> None:
         """Report what is buffered. Every turn does; but the kernel takes bytes in between."""
         if self.account is not None and self.opened and not self._leaving:
-            held_bytes = self.connection.held_bytes + self.transport.get_write_buffer_size()
+            held_bytes = (
+                self.connection.held_bytes
+                + len(self._unread)
+                + self.transport.get_write_buffer_size()
+            )
             self.account.add(held_bytes - self._reported_bytes)
             self._reported_bytes = held_bytes
 
@@ -194,21 +221,85 @@ class Session(asyncio.Protocol):
         tap = self.tap
         if tap is not None:
             self._show(tap.received, data)
-        if not self._leaving:
-            self.read_at = self._loop.time()
-            try:
-                self.connection.receive_data(data, self.read_at)
-            except Exception as error:
-                # Called directly, not through `_run`: it happens for every read, and only a
-                # failure should cost more.
-                self._run("receive_data", _raise, error)
-            self._turn()
+        if not self.first_bytes:
+            self.first_bytes = bytes(data[:_FIRST_BYTES])
+        if self._leaving:
+            return
+        self.read_at = self._loop.time()
+        share, turns = self._share, self._turns
+        if share is None or turns is None:
+            self._receive(data)
+            return
+        turns.enter()
+        if self._unread or not share.may_run():
+            # Only what was read before the loop noticed that reading is paused.
+            self._unread = self._unread[self._unread_from :] + data
+            self._unread_from = 0
+            share.later(QUANTUM_S * len(self._unread) / self._part_bytes)
+            self._steer_reading()
+            return
+        before, turns.current = turns.current, share
+        began = perf_counter()
+        if len(data) <= self._part_bytes:
+            self._receive(data)
+            took_s = perf_counter() - began
+            if took_s > QUANTUM_S:
+                self._part_bytes = max(len(data) // 2, LEAST_PART_BYTES)
+        else:
+            self._unread = data
+            self._read_on()
+            took_s = perf_counter() - began
+        turns.current = before
+        share.used(took_s)
+
+    def _read_on(self) -> None:
+        """Process what was read, part by part, until others have a turn."""
+        share, turns = self._share, self._turns
+        assert share is not None and turns is not None
+        ends_at = perf_counter() + QUANTUM_S
+        while self._unread and not self._leaving:
+            began, start = perf_counter(), self._unread_from
+            end = start + self._part_bytes
+            part = self._unread[start:end]
+            self._unread_from = end
+            if end >= len(self._unread):
+                self._forget_unread()
+            self._receive(part)
+            now = perf_counter()
+            if now - began > QUANTUM_S:
+                self._part_bytes = max(len(part) // 2, LEAST_PART_BYTES)
+            elif now - began < QUANTUM_S / 4:
+                self._part_bytes = max(self._part_bytes, 2 * len(part))
+            if self._unread and (now > ends_at or share.unfinished or turns.is_over()):
+                share.later()
+                self._steer_reading()
+                return
+
+    def _forget_unread(self) -> None:
+        self._unread, self._unread_from = b"", 0
+
+    def _read_rest(self) -> None:
+        """The peer sends no more: process what is left of it at once, before its end."""
+        rest = self._unread[self._unread_from :]
+        if rest and not self._leaving:
+            self._forget_unread()
+            self._receive(rest)
+
+    def _receive(self, data: bytes) -> None:
+        try:
+            self.connection.receive_data(data, self.read_at)
+        except Exception as error:
+            # Called directly, not through `_run`: it happens for every read, and only a failure
+            # should cost more.
+            self._run("receive_data", _raise, error)
+        self._turn()
 
     def eof_received(self) -> bool:
         """Called by asyncio when the peer sends no more; gives whether we may still send."""
         self._peer_finished = True
         if self.tap is not None:
             self._show(self.tap.peer_finished)
+        self._read_rest()
         if self._leaving:
             return False
         self._run("receive_eof", self.connection.receive_eof)
@@ -217,6 +308,11 @@ class Session(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Called by asyncio, once, when the socket is closed."""
+        if self._turns is not None:
+            self._turns.enter()
+        self._read_rest()
+        if self._share is not None:
+            self._share.close()
         self._cancel_timer()
         if self._poll_timer is not None:
             self._poll_timer.cancel()
@@ -250,6 +346,8 @@ class Session(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         """Called by asyncio when the write buffer has drained."""
+        if self._turns is not None:
+            self._turns.enter()
         self.congested = False
         self._steer_reading()
         if not self._leaving:
@@ -261,6 +359,8 @@ class Session(asyncio.Protocol):
     # The turn: events out, bytes out, timers.
 
     def _turn(self) -> None:
+        if self._turns is not None:
+            self._turns.enter()
         if self._leaving:
             self._flush_planned = False
             return
@@ -290,7 +390,11 @@ class Session(asyncio.Protocol):
         account = self.account
         if account is not None:
             # Not by `measure_memory`: this is done for every read.
-            held_bytes = self.connection.held_bytes + self.transport.get_write_buffer_size()
+            held_bytes = (
+                self.connection.held_bytes
+                + len(self._unread)
+                + self.transport.get_write_buffer_size()
+            )
             if held_bytes != self._reported_bytes:
                 account.add(held_bytes - self._reported_bytes)
                 self._reported_bytes = held_bytes
@@ -354,6 +458,7 @@ class Session(asyncio.Protocol):
             and not self.congested
             and not self._held
             and not self._restrained
+            and not self._unread
         )
         if wanted == self._reading_paused and not self.transport.is_closing():
             self._reading_paused = self.connection.unread = not wanted
@@ -391,6 +496,7 @@ class Session(asyncio.Protocol):
     def _leave(self, *, has_output: bool) -> None:
         """The connection has ended: write what is left, then close the socket."""
         self._leaving = True
+        self._forget_unread()
         self._cancel_timer()
         self.connection.release()
         if has_output and not self._peer_finished and self.transport.can_write_eof():
@@ -442,17 +548,18 @@ class Session(asyncio.Protocol):
             self._timer = None
 
 
-def use_keep_alive(transport: asyncio.Transport, options: Mapping[str, int] | None = None) -> None:
+def use_keep_alive(transport: asyncio.Transport) -> None:
     """Have TCP probe a silent peer, for protocols without a ping of their own.
 
-    `options` are names of `socket` and their values; those that the system lacks are left out.
+    A machine that loses power says no goodbye: whoever only receives would wait for ever. Options
+    that the system lacks are left out.
     """
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     with suppress(OSError):  # reset meanwhile: the session notices the end anyway
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (options or {}).items():
+        for option, value in _KEEP_ALIVE.items():
             if hasattr(socket, option):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 

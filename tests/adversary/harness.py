@@ -183,19 +183,19 @@ class Target:
     """The hub under attack."""
 
     def __init__(self, hub: RunningHub, token: str = "") -> None:
-        self._hub = hub
+        self.hub = hub
         self.token = token
         """Of a user, for the neighbour and polite peers; empty without users."""
 
     def port(self, listener: str) -> int:
-        return self._hub.port(listener)
+        return self.hub.port(listener)
 
     @property
     def url(self) -> str:
-        return self._hub.url
+        return self.hub.url
 
     def resident_bytes(self) -> int:
-        pages = int(Path(f"/proc/{self._hub.process.pid}/statm").read_text().split()[1])
+        pages = int(Path(f"/proc/{self.hub.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def neighbour(self) -> Neighbour:

@@ -229,7 +229,7 @@ def test_imports(tmp_path: Path) -> None:
 def test_the_files_that_come_with_us() -> None:
     hub = hub_module()
     assert list(hub.service("crosswire.Hub").methods) == [
-        *("Publish", "Subscribe", "Unsubscribe", "Settle", "Serve")
+        *("Publish", "Subscribe", "Unsubscribe", "Settle", "Serve", "Extend", "Authenticate")
     ]
     assert hub.service("crosswire.Subscriber").method("Deliver").is_event
     assert epoxy_module().struct("bond.comm.AggregateError").base is not None

@@ -24,6 +24,7 @@ from crosswire.client.native.emp import EmpClient
 from crosswire.client.native.micromsg2 import MicroMsg2Client
 from crosswire.commitlog.contract import CommitGroup
 from crosswire.config import Config, LakeSettings
+from crosswire.hub import turns
 from crosswire.hub.commits import CommitStage
 from crosswire.hub.ledger import Ledger, Step
 from crosswire.listeners import PLAIN_LISTENERS
@@ -171,6 +172,8 @@ async def trace(data: Path) -> dict[tuple[str, str], None]:
     journey = Journey()
     server = Server(config(data))
     journey.install()
+    # Tracing makes everything slow: no turn of the event loop ends before its work is done.
+    before, turns.TURN_S = turns.TURN_S, 60.0  # type: ignore[misc]
     try:
         await server.start()
         deliveries = DeliveryRecords(server.hub.ledger)
@@ -181,6 +184,7 @@ async def trace(data: Path) -> dict[tuple[str, str], None]:
         await server.stop()
     finally:
         journey.remove()
+        turns.TURN_S = before  # type: ignore[misc]
     if failure is not None:
         raise failure
     return journey.entered

@@ -681,10 +681,10 @@ class TestTopics:
             raw.connection.send_subscribe("a")
             raw.connection.send_subscribe("b")
             raw.session.wake()
-            await until(lambda: any(each._wanted == (b"a", b"b") for each in subscribers(server)))
+            await until(lambda: any(each._prefixes == {b"a", b"b"} for each in subscribers(server)))
             raw.connection.send_unsubscribe("a")
             raw.session.wake()
-            await until(lambda: any(each._wanted == (b"b",) for each in subscribers(server)))
+            await until(lambda: any(each._prefixes == {b"b"} for each in subscribers(server)))
             from crosswire.wire.emqp.events import PublicationReceived
 
             await client.publish("a", b"1")

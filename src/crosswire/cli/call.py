@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from crosswire.cli.body import add_payload_options, content_type_of, payload_of, properties_of
 from crosswire.cli.sub import print_message
-from crosswire.cli.via.contract import OutgoingMessage, via
+from crosswire.cli.via.contract import ViaMessage, via
 from crosswire.cli.via.options import add_via_options, target_of, with_kind
 
 __all__ = ["configure", "run"]
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     payload = payload_of(options)
     if payload is None:
         payload = sys.stdin.buffer.read()
-    message = OutgoingMessage(
+    message = ViaMessage(
         payload=payload,
         content_type=options.content_type or content_type_of(payload),
         properties=properties_of(options),

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from crosswire.cli.hub import print_json
-from crosswire.cli.via.contract import IncomingMessage, OutgoingMessage, Via, via
+from crosswire.cli.via.contract import IncomingMessage, Via, ViaMessage, via
 from crosswire.cli.via.options import add_via_options, target_of, with_kind
 from crosswire.plurals import plural
 
@@ -37,12 +37,12 @@ async def _serve(adapter: Via, service: str, options: argparse.Namespace) -> int
     answered = 0
     enough = asyncio.Event()
 
-    async def answer(got: IncomingMessage) -> OutgoingMessage:
+    async def answer(got: IncomingMessage) -> ViaMessage:
         nonlocal answered
         answered += 1
         if answered == options.count:
             enough.set()
-        return OutgoingMessage(
+        return ViaMessage(
             payload=got.payload, content_type=got.content_type, properties=got.properties
         )
 

@@ -53,8 +53,8 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     )
     one.add_argument(
         "--since",
-        type=_time,
-        default=0,
+        type=_since,
+        default=("", 0),
         metavar="TIME",
         help="leave out older traffic: 2026-11-15, 2026-11-15T08:00, or 90m, 12h, 7d ago",
     )
@@ -104,8 +104,8 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     one.add_argument("--json", action="store_true", help="print the summary as one JSON object")
 
 
-def _time(text: str) -> int:
-    """Microseconds since 1970. Raises ArgumentTypeError."""
+def _since(text: str) -> tuple[str, int]:
+    """The text, and what it stands for now: microseconds since 1970. Raises ArgumentTypeError."""
     ago = re.fullmatch(r"(\d+)([smhd])", text)
     try:
         if ago:
@@ -113,7 +113,7 @@ def _time(text: str) -> int:
         else:
             moment = datetime.fromisoformat(text)
             moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        return round(moment.timestamp() * 1e6)
+        return text, round(moment.timestamp() * 1e6)
     except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(f"{text!r} is no time") from None
 
@@ -161,7 +161,7 @@ def run(options: argparse.Namespace) -> int:
         inputs=search(options.input) if is_stream else find_inputs(options.input),
         output=options.output,
         tables=frozenset(options.tables),
-        since_us=options.since,
+        since_us=options.since[1],
         ports=dict(options.port),
         late_us=round(options.late * 1e6),
         skip_damaged=options.skip_damaged,
@@ -177,6 +177,7 @@ def run(options: argparse.Namespace) -> int:
                 once=options.once,
                 tables=batch.tables,
                 since_us=batch.since_us,
+                since=options.since[0],
                 ports=batch.ports,
                 late_us=batch.late_us,
             )

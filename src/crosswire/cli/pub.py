@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from crosswire.cli.body import add_payload_options, content_type_of, payload_of, properties_of
 from crosswire.cli.hub import print_json
-from crosswire.cli.via.contract import OutgoingMessage, via
+from crosswire.cli.via.contract import ViaMessage, via
 from crosswire.cli.via.options import add_via_options, target_of, with_kind
 from crosswire.plurals import plural
 
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         payload = sys.stdin.buffer.read()
     payloads = payload.splitlines() if options.lines else [payload]
     messages = [
-        OutgoingMessage(
+        ViaMessage(
             payload=each,
             content_type=options.content_type or content_type_of(each),
             properties=properties_of(options),

@@ -11,7 +11,7 @@ from typing import Any
 
 from crosswire.cli.body import as_body, content_type_of, shown_body
 from crosswire.cli.hub import print_json
-from crosswire.cli.via.contract import IncomingMessage, SubscriptionRequest, Via, via
+from crosswire.cli.via.contract import IncomingMessage, Via, ViaSubscription, via
 from crosswire.cli.via.options import add_via_options, target_of, with_kind
 from crosswire.plurals import plural
 
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
     Raises ClientError.
     """
-    wanted = SubscriptionRequest(
+    wanted = ViaSubscription(
         destination=with_kind(options.destination, "queue"),
         filter=options.filter,
         name=options.name,
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     return 0 if not options.count or seen == options.count else 1
 
 
-async def _print_all(adapter: Via, wanted: SubscriptionRequest, options: argparse.Namespace) -> int:
+async def _print_all(adapter: Via, wanted: ViaSubscription, options: argparse.Namespace) -> int:
     seen = 0
     async with aclosing(adapter.subscribe(wanted)) as arriving:
         while not options.count or seen < options.count:

@@ -1,6 +1,6 @@
 """The client library: `connect` for all five protocols; `native` for what only one of them has."""
 
-from crosswire.client.client import CallHandler, Client, Service, Subscription
+from crosswire.client.client import CallHandler, Client, ClientSubscription, ProvidedService
 from crosswire.client.connect import connect
 from crosswire.client.message import Message, OutgoingMessage
 from crosswire.client.native.dial import Backoff
@@ -10,10 +10,10 @@ __all__ = [
     "Backoff",
     "CallHandler",
     "Client",
+    "ClientSubscription",
     "Message",
     "OutgoingMessage",
-    "Service",
-    "Subscription",
+    "ProvidedService",
     "SyncClient",
     "SyncMessage",
     "SyncSubscription",

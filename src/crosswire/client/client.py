@@ -16,21 +16,19 @@ from crosswire.client.adapters.contract import (
     ScheduleRequest,
     SubscriptionRequest,
     encode,
+    retried,
 )
 from crosswire.client.message import Message, OutgoingMessage, outgoing
 from crosswire.client.native.dial import within
 from crosswire.envelope import Property, parse_destination, parse_pattern
 from crosswire.errors import (
-    ConnectFailed,
     ConnectionLost,
     CrosswireError,
-    HandshakeFailed,
     InvalidDestination,
     ProviderFailed,
-    RequestTimeout,
 )
 
-__all__ = ["CallHandler", "Client", "Service", "Subscription"]
+__all__ = ["CallHandler", "Client", "ClientSubscription", "ProvidedService"]
 
 CallHandler = Callable[[Message], Awaitable[Any]]
 """Answers a call with a body, or with an OutgoingMessage. Raise ProviderFailed(code, description)
@@ -58,7 +56,7 @@ class Client:
     def __init__(self, adapter: Adapter, *, timeout_s: float) -> None:
         self._adapter = adapter
         self._timeout_s = timeout_s
-        self._feeds: dict[Subscription | Service, None] = {}
+        self._feeds: dict[ClientSubscription | ProvidedService, None] = {}
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -153,7 +151,7 @@ class Client:
             )
         return await self._adapter.call(service, encode(message), self._patience(timeout_s))
 
-    async def serve(self, service: str, handler: CallHandler) -> Service:
+    async def serve(self, service: str, handler: CallHandler) -> ProvidedService:
         """Answer the calls of `service/NAME`, with every METHOD; returns when the hub has it.
 
         The handler's Message has the METHOD in its `destination`, except in Relink. Up to 16 to 256
@@ -161,7 +159,7 @@ class Client:
         """
         if parse_destination(service).kind != "service":
             raise InvalidDestination(f"{service} is no service")
-        served = Service(self, service, handler)
+        served = ProvidedService(self, service, handler)
         await self._add(served, served.start)
         return served
 
@@ -175,7 +173,7 @@ class Client:
         filter: str = "",  # noqa: A002  what everybody calls it
         start: str | int | datetime = "",
         window: int = 32,
-    ) -> Subscription:
+    ) -> ClientSubscription:
         """The messages of `queue/NAME` or `topic/NAME`, where `+` and `#` are wildcards.
 
         Iterate over it, or enter it with `async with` to be subscribed before the first message is
@@ -194,7 +192,7 @@ class Client:
         request = SubscriptionRequest(
             destination=destination, filter=filter, name=name, start=str(start), window=window
         )
-        return Subscription(self, request)
+        return ClientSubscription(self, request)
 
     # Schedules.
 
@@ -234,30 +232,12 @@ class Client:
     # Called by subscriptions and services.
 
     async def _add(
-        self, feed: Subscription | Service, start: Callable[[], Awaitable[None]]
+        self, feed: ClientSubscription | ProvidedService, start: Callable[[], Awaitable[None]]
     ) -> None:
         """Start a feed. While no hub is reached it is tried again, like everything else."""
         if self._closed:
             raise ConnectionLost("the client is closed")
-        backoff = self._adapter.target.backoff()
-        failures: list[ConnectFailed] = []
-
-        async def try_again() -> None:
-            while True:
-                try:
-                    return await start()
-                except HandshakeFailed:
-                    raise
-                except ConnectFailed as error:
-                    failures.append(error)
-                await asyncio.sleep(backoff.next_s())
-
-        try:
-            await within(self._timeout_s, "no connection", try_again())
-        except RequestTimeout:
-            if failures:
-                raise failures[-1] from None
-            raise
+        await retried(start, self._adapter.target.backoff(), self._timeout_s)
         self._feeds[feed] = None
 
     def _patience(self, timeout_s: float | None) -> float:
@@ -266,7 +246,7 @@ class Client:
         return self._timeout_s if timeout_s is None else timeout_s
 
 
-class Subscription:
+class ClientSubscription:
     """Messages as they arrive; made by `Client.subscribe`.
 
         async with hub.subscribe("queue/orders") as orders:
@@ -296,7 +276,7 @@ class Subscription:
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<Subscription {self._request.destination} by {self._client.protocol}>"
+        return f"<ClientSubscription {self._request.destination} by {self._client.protocol}>"
 
     async def __aenter__(self) -> Self:
         await self._start()
@@ -313,7 +293,7 @@ class Subscription:
             while True:
                 try:
                     message = await self.receive()
-                except _Ended:
+                except _IterationEnded:
                     return
                 yield message
         finally:
@@ -369,7 +349,7 @@ class Subscription:
                 self._has_room.set()
                 return message
             if self._closed:
-                raise _Ended("the subscription is closed")
+                raise _IterationEnded("the subscription is closed")
             if self._error is not None:
                 raise self._error
             self._changed.clear()
@@ -423,7 +403,7 @@ class Subscription:
         self._changed.set()
 
 
-class Service:
+class ProvidedService:
     """A service that is provided; made by `Client.serve`.
 
     It outlives its connection. `ended` is done when it is closed; it has the error if the hub
@@ -436,9 +416,10 @@ class Service:
         self._client = client
         self._handler = handler
         self._feed: Feed | None = None
+        self._running: set[asyncio.Future[Any]] = set()
 
     def __repr__(self) -> str:
-        return f"<Service {self.name} by {self._client.protocol}>"
+        return f"<ProvidedService {self.name} by {self._client.protocol}>"
 
     async def __aenter__(self) -> Self:
         return self
@@ -450,12 +431,17 @@ class Service:
         """Called by the client: register with the hub."""
         self._feed = await self._client._adapter.serve(self.name, self._answer, self._fail)
 
-    async def close(self) -> None:
-        """Serve no more. Calls that are not answered fail with ProviderLost."""
+    async def close(self, grace_s: float = 5.0) -> None:
+        """Serve no more. Calls that are not answered within `grace_s` fail with ProviderLost."""
         self._client._feeds.pop(self, None)
         feed, self._feed = self._feed, None
-        if feed is not None:
-            await feed.close()
+        if feed is None:
+            return
+        if self._running:
+            await asyncio.wait(self._running, timeout=grace_s)
+        for handling in self._running:
+            handling.cancel()
+        await feed.close()
         if not self.ended.done():
             self.ended.set_result(None)
 
@@ -466,15 +452,22 @@ class Service:
             self.ended.exception()  # asyncio warns of an exception that nobody has fetched
 
     async def _answer(self, call: Message) -> EncodedMessage:
+        handling = asyncio.ensure_future(self._handler(call))
+        self._running.add(handling)
+        handling.add_done_callback(self._running.discard)
         try:
-            return encode(outgoing(await self._handler(call)))
+            return encode(outgoing(await handling))
         except ProviderFailed:
             raise
+        except asyncio.CancelledError:
+            if self._feed is not None:
+                raise  # not by `close`
+            raise ProviderFailed("provider_lost", "the provider has left") from None
         except Exception:
             # The caller gets no details: they belong to this program's log.
             _log.exception("the handler of %s failed", call.destination)
             raise ProviderFailed("internal", "the service failed") from None
 
 
-class _Ended(ConnectionLost):
+class _IterationEnded(ConnectionLost):
     """The subscription was closed: the iteration ends."""

@@ -75,19 +75,15 @@ class DeliveryHandle(ABC):
         """Whether its connection has ended: it can't be settled, and is delivered again."""
 
     @abstractmethod
-    def settle_soon(self) -> None:
-        """The message is done; whether the hub has that is not awaited."""
-
-    async def settle(self) -> None:
-        """The message is done. Raises DeliveryLost, or what the hub answered."""
-        self.settle_soon()
+    def settle(self) -> None:
+        """The message is done; that the hub has it is not awaited."""
 
     @abstractmethod
     async def refuse(self, reason: str) -> None:
-        """The message can't be processed. Raises as `settle`."""
+        """The message can't be processed. Raises what the hub answered."""
 
     async def extend(self, lease_s: float) -> None:
-        """The message needs more time. Raises Unsupported, or as `settle`."""
+        """The message needs more time. Raises Unsupported, or what the hub answered."""
         del lease_s
         raise Unsupported("this protocol can't extend a lease: EMP and Epoxy can")
 
@@ -180,10 +176,11 @@ class Message:
     async def settle(self) -> None:
         """The message is done: the hub doesn't deliver it again. A second call does nothing.
 
+        It returns when that is on its way; closing the subscription waits until the hub has it.
         Raises DeliveryLost if its connection has ended: then it is delivered again.
         """
         if not self._done:
-            await self._finish().settle()
+            self._finish().settle()
 
     async def refuse(self, reason: str = "") -> None:
         """The message can't be processed: the hub retries it later, and keeps it as a dead letter
@@ -201,7 +198,7 @@ class Message:
         if not self._done and self._handle is not None:
             self._done = True
             if not self._handle.lost:
-                self._handle.settle_soon()
+                self._handle.settle()
 
     def _finish(self) -> DeliveryHandle:
         handle = self._still_there()

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from datetime import datetime
 from typing import Any, Self, TypeVar
 
-from crosswire.client.client import Client, Service, Subscription
+from crosswire.client.client import Client, ClientSubscription, ProvidedService
 from crosswire.client.connect import connect
 from crosswire.client.message import Message
 from crosswire.envelope import Property
@@ -173,7 +173,7 @@ class SyncClient:
     ) -> SyncSubscription:
         """As `Client.subscribe`; it is subscribed when this returns."""
 
-        async def begin() -> Subscription:
+        async def begin() -> ClientSubscription:
             subscription = self._client.subscribe(
                 destination, name=name, filter=filter, start=start, window=window
             )
@@ -237,9 +237,9 @@ class SyncMessage:
 
 
 class SyncSubscription:
-    """As `crosswire.client.Subscription`: an iterator that waits for messages."""
+    """As `crosswire.client.ClientSubscription`: an iterator that waits for messages."""
 
-    def __init__(self, thread: _LoopThread, subscription: Subscription) -> None:
+    def __init__(self, thread: _LoopThread, subscription: ClientSubscription) -> None:
         self._thread = thread
         self._subscription = subscription
 
@@ -258,19 +258,19 @@ class SyncSubscription:
                 return
 
     def receive(self, timeout_s: float | None = None) -> SyncMessage:
-        """As `Subscription.receive`."""
+        """As `ClientSubscription.receive`."""
         message = self._thread.run(self._subscription.receive(timeout_s))
         return SyncMessage(self._thread, message)
 
     def close(self) -> None:
-        """As `Subscription.close`."""
+        """As `ClientSubscription.close`."""
         self._thread.run(self._subscription.close())
 
 
 class SyncService:
-    """As `crosswire.client.Service`."""
+    """As `crosswire.client.ProvidedService`."""
 
-    def __init__(self, thread: _LoopThread, service: Service) -> None:
+    def __init__(self, thread: _LoopThread, service: ProvidedService) -> None:
         self._thread = thread
         self._service = service
 
@@ -292,7 +292,7 @@ class SyncService:
         self._thread.run(wait())
 
     def close(self) -> None:
-        """As `Service.close`."""
+        """As `ProvidedService.close`."""
         self._thread.run(self._service.close())
 
 

@@ -171,7 +171,8 @@ class CommitGroup:
 
     The store collects changes in it and completes `body` when the group is sealed. `sync` asks for
     the disk, not only for the operating system; `urgent` means that somebody waits. `sealed_at` and
-    `ended_at` are readings of `perf_counter`, for metrics: its commit began and ended then.
+    `ended_at` are readings of `perf_counter`, for metrics: its commit began and ended then;
+    `waited_s` is for how long the event loop waited for the disk meanwhile.
     """
 
     __slots__ = (
@@ -196,6 +197,7 @@ class CommitGroup:
         "stored",
         "sync",
         "urgent",
+        "waited_s",
         "written",
     )
 
@@ -206,6 +208,7 @@ class CommitGroup:
         self.urgent = False
         self.sealed_at = 0.0
         self.ended_at = 0.0
+        self.waited_s = 0.0
 
         # What the store collects. Messages are put into the body at once; the rest is coalesced
         # here until the group is sealed. If the group can't be written, the ranges of what was

@@ -12,18 +12,22 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Lock, Thread
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 from crosswire.commitlog.contract import Append, CommitGroup, CommitLog
 from crosswire.errors import StoreError
 
-__all__ = ["LocalLog", "LogEngine", "Syncer"]
+__all__ = ["LocalLog", "LogEngine", "Sync", "Syncer"]
 
 _FEW: Final = 4
 """Up to this number of messages the loop waits for the disk. With more it is better to gather the
 next group meanwhile."""
 _HAND_OVER_S: Final = 0.001
 _WEIGHT: Final = 0.1
+
+
+Sync: TypeAlias = Callable[[], StoreError | None]
+"""Brings a group to the disk; gives the error if that fails."""
 
 
 class LogEngine(Protocol):
@@ -45,9 +49,16 @@ class LocalLog(CommitLog):
     `patience_s` is how long the event loop may wait for a sync; with 0 it never does.
     """
 
-    def __init__(self, engine: LogEngine, patience_s: float) -> None:
+    def __init__(
+        self,
+        engine: LogEngine,
+        patience_s: float,
+        *,
+        syncer: Callable[[Sync, float], Syncer] | None = None,
+    ) -> None:
+        """`syncer` makes what calls the engine's sync: a thread, unless time is simulated."""
         self._engine = engine
-        self._syncer = Syncer(self._sync, patience_s)
+        self._syncer = (syncer or Syncer)(self._sync, patience_s)
         self._group: CommitGroup | None = None
         self._append = Append()
         self._is_started = False
@@ -115,7 +126,7 @@ class Syncer:
     disk counts as slow.
     """
 
-    def __init__(self, sync: Callable[[], StoreError | None], patience_s: float) -> None:
+    def __init__(self, sync: Sync, patience_s: float) -> None:
         self._sync = sync
         self._patience_s = patience_s
         self._average_s = 2 * patience_s

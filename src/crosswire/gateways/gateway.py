@@ -44,6 +44,7 @@ from crosswire.hub.subscriptions import Start
 from crosswire.logs import log_event
 from crosswire.session import Session, use_keep_alive
 from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFailed, Event
+from crosswire.wire.registry import begins_as_expected, recognize
 
 __all__ = ["HUB_SERVICES", "NEWCOMER_FRAME_BYTES", "Gateway", "WithheldRoom", "guarded"]
 
@@ -61,9 +62,6 @@ _EVICTED_S: Final = 1.0
 """How long a peer that is disconnected for its memory may take to read the goodbye."""
 _CALL_BYTES: Final = 1024
 """What a call in progress takes in memory beside its payload, roughly."""
-
-_KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
-"""A peer that answers none of six probes, ten seconds apart, after a minute of silence, is gone."""
 
 
 class Gateway(ABC):
@@ -277,7 +275,7 @@ class Gateway(ABC):
             self.certificate = certificate
         transport.set_write_buffer_limits(context.config.connections.congested_bytes)
         self.session.on_congestion = self.hold_back
-        use_keep_alive(transport, _KEEP_ALIVE)
+        use_keep_alive(transport)
         if context.tap is not None:
             self._run("tap", self._open_tap, context.tap)
         context.gateways[self.id] = self
@@ -579,10 +577,10 @@ class Gateway(ABC):
         self.context.connection_slots.leave(self)
         self.context.newcomers.remove(self)
         self._run("leave", self.leave)
-        for attachment in list(self.attachments):
-            self._run("detach", attachment.close, now)
-        for provider in list(self.providers):
-            self._run("detach", provider.close, now)
+        # There may be a thousand of each: a part of them, or all, in this turn of the event loop.
+        held: list[Attachment | Provider] = [*self.attachments, *self.providers]
+        for each in held:
+            self.hub.defer(f"{self.protocol} detach", each.close, now)
         self._run("cancel", self.hub.cancel, list(self.calls.values()), now)
         self.attachments.clear()
         self.providers.clear()
@@ -590,9 +588,19 @@ class Gateway(ABC):
         if isinstance(end, ConnectionFailed):
             kind = type(end.error).__name__
             self.context.count("failed", self.protocol, kind)
-            self.log(logging.WARNING, "failed", error=kind, description=str(end.error))
+            described = "; ".join(filter(None, (str(end.error), self._other_protocol())))
+            self.log(logging.WARNING, "failed", error=kind, description=described)
+        elif (wrong := self._other_protocol()) is not None:
+            self.log(logging.WARNING, "closed", description=wrong)
         else:
             self.log(logging.INFO, "closed")
+
+    def _other_protocol(self) -> str | None:
+        """The protocol of a peer that speaks another than ours, for people."""
+        first = self.session.first_bytes
+        if not first or begins_as_expected(self.session.connection, first):
+            return None
+        return f"the peer speaks {recognize(first)}: it may have the wrong port"
 
 
 class WithheldRoom:

@@ -217,7 +217,8 @@ class Item(msgspec.Struct, eq=False):
     """A message in memory that is not settled; `number` is its destination's.
 
     `delivered` counts deliveries, `attempts` are those that failed. `consumer` holds it; `due` is
-    when its lease, or its delay, ends.
+    when its lease, or its delay, ends. `returned` numbers the times at which a message of this
+    backlog became ready again; 0 if this one never did.
     """
 
     id: int
@@ -228,6 +229,7 @@ class Item(msgspec.Struct, eq=False):
     attempts: list[FailedDelivery] = []
     consumer: Consumer | None = None
     due: float = 0.0
+    returned: int = 0
 
 
 class ConsumerBacklog(Protocol):
@@ -265,9 +267,23 @@ class ConsumerBacklog(Protocol):
 
 
 class Consumer(Attachment):
-    """A consumer of a queue or of a named subscription; `held` are its messages by id."""
+    """A consumer of a queue or of a named subscription; `held` are its messages by id.
 
-    __slots__ = ("_backlog", "choice", "held", "is_listed", "last_used", "lease_s", "number")
+    `seen_id` and `seen_returns` are for filters: no message that is ready up to that id, or became
+    ready again up to that number, is for this consumer.
+    """
+
+    __slots__ = (
+        "_backlog",
+        "choice",
+        "held",
+        "is_listed",
+        "last_used",
+        "lease_s",
+        "number",
+        "seen_id",
+        "seen_returns",
+    )
 
     def __init__(
         self,
@@ -291,6 +307,8 @@ class Consumer(Attachment):
         self.choice = choice
         self.last_used = 0
         self.is_listed = False
+        self.seen_id = 0
+        self.seen_returns = 0
 
     @property
     def backlog(self) -> ConsumerBacklog:

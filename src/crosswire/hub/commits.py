@@ -28,8 +28,10 @@ timer asks for that sync after a second. For its listeners it is committed like 
 **A group that fails.** With the local log an append can fail for good: no room, or a broken disk.
 Messages of producers are lost with the group, and their receipts carry the error. All else (what
 was settled, saved and retained, and the ledger's rows about it) goes into the next group, which is
-tried when somebody requests a commit, or after a quarter of a second. So nothing is ever half
-acknowledged: a durable message is on disk and its receipt is done, or it was never accepted.
+tried after a quarter of a second, whoever requests a commit before: one who repeats his request as
+soon as it fails would otherwise keep the event loop busy for as long as the disk is full. So
+nothing is ever half acknowledged: a durable message is on disk and its receipt is done, or it was
+never accepted.
 """
 
 from __future__ import annotations
@@ -40,8 +42,10 @@ from collections.abc import Callable
 from enum import IntEnum
 from time import perf_counter
 from typing import Final, NamedTuple, Protocol, TypeAlias
+from weakref import WeakSet
 
 from crosswire.commitlog.contract import (
+    AcceptedMessages,
     Append,
     CommitGroup,
     CommitLog,
@@ -63,6 +67,8 @@ _LAZY_S: Final = 0.005
 """How long what nobody waits for is gathered."""
 _SYNC_S: Final = 1.0
 """How long what was written may stay with the operating system only."""
+_RELEASED: Final = 16
+"""Queues and subscriptions that get their messages before others may have a turn."""
 _RETRY_S: Final = 0.25
 
 
@@ -144,6 +150,7 @@ class CommitPath:
         self._flushes: list[asyncio.Future[None]] = []
         self._changed: dict[StoredBacklog, None] = {}
         self._readers: dict[CommitReader, None] = {}
+        self._forgotten: WeakSet[MessageTarget] = WeakSet()
         self._listeners: tuple[_CommitListener, ...] = ()
         self.add_listener(CommitStage.VISIBILITY, self._release, self._withdraw)
         self.add_listener(CommitStage.RECEIPTS, self._acknowledge, self._refuse)
@@ -206,7 +213,9 @@ class CommitPath:
 
     def forget(self, backlog: StoredBacklog) -> None:
         """It is removed for good: nothing of it is written or released any more."""
-        # The group in flight too: it would release messages to a backlog that does not exist.
+        # The group in flight too: it would release messages to a backlog that does not exist. And
+        # what it has released may wait for its turn.
+        self._forgotten.add(backlog)
         self._changed.pop(backlog, None)
         self._readers.pop(backlog, None)
         self._dispatch.forget(backlog)
@@ -238,7 +247,9 @@ class CommitPath:
         # With a group in flight, `_continue` looks at the flags when that one is done.
         if self._loop is None or self._flight is not None or self._is_scheduled:
             return
-        if urgent:
+        if self._store.last_error is not None:
+            self._timer = self._timer or self._loop.call_later(_RETRY_S, self._begin)
+        elif urgent:
             self._is_scheduled = True
             if self._timer is not None:
                 self._timer.cancel()
@@ -250,6 +261,7 @@ class CommitPath:
 
     def _begin(self) -> None:
         """Seal the open group, and append it."""
+        self._dispatch.turns.enter()
         self._is_scheduled = False
         if self._timer is not None:
             self._timer.cancel()
@@ -269,6 +281,7 @@ class CommitPath:
             return
         self._flight = group
         append = self._log.append(group)
+        group.waited_s = perf_counter() - group.sealed_at
         if append.done:
             self._end(append)
             self._continue(append.error)
@@ -276,6 +289,7 @@ class CommitPath:
             append.add_done_callback(self._on_appended)
 
     def _on_appended(self, append: Append) -> None:
+        self._dispatch.turns.enter()
         self._end(append)
         if append.error is None and self.group.urgent and self._flight is None:
             # Those who wait in the next group have waited for this one: not another turn.
@@ -431,13 +445,24 @@ class CommitPath:
         for backlog, retained in group.retained_arrivals.items():
             group.arrivals.setdefault(backlog, []).extend(retained)
             group.arrivals[backlog].sort(key=lambda run: run.envelopes[0].id)
-        for backlog, runs in group.arrivals.items():
-            dispatch.callbacks.run("release", backlog.release, runs, now)
+        # A publication may be for thousands of subscriptions. What is not released in this turn is
+        # before what the next group releases, as the deferred calls are in order.
+        arrivals = list(group.arrivals.items())
+        for start in range(0, len(arrivals), _RELEASED):
+            dispatch.defer("release", self._release_some, arrivals[start : start + _RELEASED], now)
         for reader in list(self._readers):
             dispatch.touch(reader)
             if reader.visible <= self.committed_id:
                 del self._readers[reader]
         dispatch.pump(now)
+
+    def _release_some(
+        self, arrivals: list[tuple[MessageTarget, list[AcceptedMessages]]], now: float
+    ) -> None:
+        run = self._dispatch.callbacks.run
+        for backlog, runs in arrivals:
+            if backlog not in self._forgotten:
+                run("release", backlog.release, runs, now)
 
     def _withdraw(self, group: CommitGroup, _error: StoreError) -> None:
         """Visibility: messages of producers were never accepted, retained ones wait for the next

@@ -8,16 +8,20 @@ stack contains one `pump`.
 
 - `touch`: this object may have something to hand out, and looks itself when its turn comes.
 - `defer`: call this with these arguments.
+
+When the turn of the event loop is used up, `pump` leaves the rest for the next one, see
+`crosswire.hub.turns`; so whatever may be long is deferred or handed out in parts.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, Protocol
 
 from crosswire.hub.attachment import Attachment, Delivery, Notice
+from crosswire.hub.turns import Share, Turns
 
 __all__ = ["Callbacks", "DispatchLoop", "Dispatcher", "Participant", "Watchers"]
 
@@ -83,11 +87,16 @@ class DispatchLoop:
     `now` is the hub's time of the latest call from outside, for those who are not given one.
     """
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, turns: Turns | None = None) -> None:
         self.now = now
         self.callbacks = Callbacks()
-        self._touched: dict[Dispatcher, None] = {}
-        self._deferred: deque[tuple[str, Callable[..., None], tuple[Any, ...]]] = deque()
+        self.turns = turns or Turns()
+        self._share = Share(self.turns, lambda: self.pump(self.now))
+        # First in, first out: one that is touched again by its own dispatch is after all others.
+        self._touched: OrderedDict[Dispatcher, None] = OrderedDict()
+        self._deferred: deque[tuple[str, Callable[..., None], tuple[Any, ...], Share | None]] = (
+            deque()
+        )
         self._given_up: dict[Participant, None] = {}
         self._is_pumping = False
 
@@ -96,7 +105,7 @@ class DispatchLoop:
         self._touched[dispatcher] = None
 
     def touched(self) -> list[Dispatcher]:
-        """Those that wait for `pump`: none when that has ended."""
+        """Those that wait for `pump`: none when that has ended, and not for want of time."""
         return list(self._touched)
 
     def forget(self, dispatcher: Dispatcher) -> None:
@@ -104,28 +113,45 @@ class DispatchLoop:
         self._touched.pop(dispatcher, None)
 
     def defer(self, kind: str, callback: Callable[..., None], *args: Any) -> None:
-        """Have it called by the next `pump`, in order, or by the one that is running."""
-        self._deferred.append((kind, callback, args))
+        """Have it called by the next `pump`, in order, or by the one that is running.
+
+        The peer for which the hub works now is not read from before it is done.
+        """
+        share = self.turns.current
+        if share is not None:
+            share.caused()
+        self._deferred.append((kind, callback, args, share))
 
     def pump(self, now: float) -> None:
-        """Hand out until nobody can take more; receivers may call the hub meanwhile.
+        """Hand out until nobody can take more, or the turn is over; then the rest follows in the
+        next turns. Receivers may call the hub meanwhile.
 
         Called by one of those, it returns at once: the running one continues with what was added.
         """
         if self._is_pumping:
             return
-        self._is_pumping = True
         run, deferred, touched = self.callbacks.run, self._deferred, self._touched
+        is_over = self.turns.is_over
+        if is_over():
+            if deferred or touched:
+                self._share.later()
+            return
+        self._is_pumping = True
         try:
             while deferred or touched:
                 # Deferred calls first: a dispatcher must see what they change (a consumer that
                 # was closed, a listener that attached others), or it hands out to the wrong one.
                 if deferred:
-                    kind, callback, args = deferred.popleft()
+                    kind, callback, args, share = deferred.popleft()
                     run(kind, callback, *args)
+                    if share is not None:
+                        share.finished()
                 else:
-                    dispatcher, _ = touched.popitem()
+                    dispatcher, _ = touched.popitem(last=False)
                     run("dispatch", dispatcher.dispatch, now)
+                if is_over() and (deferred or touched):
+                    self._share.later()
+                    break
         finally:
             self._is_pumping = False
 

@@ -80,6 +80,8 @@ class Hub:
         self.node = store.node
         loop = DispatchLoop(now)
         self.callbacks = loop.callbacks
+        self.turns = loop.turns
+        """How the event loop's thread is shared between peers."""
         timestamps = Timestamps(now)
         self.ledger = Ledger(config.recent_rows, timestamps.stamp_us)
         self.commits = CommitPath(store, self.ledger, loop, clock, log)
@@ -405,6 +407,15 @@ class Hub:
     def touch(self, dispatcher: Dispatcher) -> None:
         """It may have something to hand out, when the hub is called next."""
         self._core.loop.touch(dispatcher)
+
+    def defer(self, kind: str, callback: Callable[..., None], *args: Any) -> None:
+        """Have this called before the hub hands out anything else: at the end of the next call, or
+        in a later turn of the event loop if that is long."""
+        self._core.loop.defer(kind, callback, *args)
+
+    def hand_out(self) -> None:
+        """Do what was deferred, and hand out what is ready, as far as this turn allows."""
+        self._core.loop.pump(self.now)
 
     # Time.
 

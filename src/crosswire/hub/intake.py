@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
@@ -16,6 +17,7 @@ from crosswire.hub.core import Core
 from crosswire.hub.destinations import Destinations
 from crosswire.hub.ledger import LedgerPeer, Step
 from crosswire.hub.queues import Queue
+from crosswire.hub.subscribers import Subscriber
 from crosswire.hub.subscriptions import Audience, Subscription, Subscriptions
 from crosswire.hub.topics import Topic
 
@@ -23,6 +25,18 @@ __all__ = ["Intake"]
 
 _FIRST_LEVEL: Final = slice(6, 7)
 """The first character of NAME in `queue/NAME` and `topic/NAME`."""
+_DELIVERIES: Final = 256
+"""What is delivered to the subscribers of a topic before others may have a turn."""
+
+
+class _DeliveryTally:
+    """Deliveries of a batch: `whole` ones, and of `single` messages of it by id."""
+
+    __slots__ = ("single", "whole")
+
+    def __init__(self) -> None:
+        self.whole = 0
+        self.single: Counter[int] = Counter()
 
 
 class Intake:
@@ -80,8 +94,7 @@ class Intake:
             self._commits.request(sync=False, urgent=False)
             receipt.finish()
         for topic, audience, accepted in published:
-            # Deferred: a subscriber that publishes what it gets would recurse into its delivery.
-            self._loop.defer("publish", self._fan_out, topic, audience, accepted, now)
+            self._fan_out(topic, audience, accepted, now)
         self._loop.pump(now)
         return receipt
 
@@ -215,13 +228,32 @@ class Intake:
     def _fan_out(
         self, topic: Topic, audience: Audience, accepted: list[Envelope], now: float
     ) -> None:
-        """Deliver to unnamed subscribers, who don't wait for the commit."""
+        """Have messages delivered to unnamed subscribers, who don't wait for the commit.
+
+        Deferred: a subscriber that publishes what it gets would recurse into its delivery. And in
+        parts, since one message may have thousands of subscribers.
+        """
+        subscribers, defer = audience.subscribers, self._loop.defer
+        tally = _DeliveryTally()
+        at_once = max(_DELIVERIES // len(accepted), 1)
+        for start in range(0, len(subscribers), at_once):
+            part = subscribers[start : start + at_once]
+            defer("publish", self._deliver_published, topic, part, accepted, tally, now)
+        if not topic.policy.durable:
+            defer("publish", self._note_published, topic, accepted, tally, now)
+
+    def _deliver_published(
+        self,
+        topic: Topic,
+        subscribers: Sequence[Subscriber],
+        accepted: list[Envelope],
+        tally: _DeliveryTally,
+        now: float,
+    ) -> None:
         durable = topic.policy.durable
         now_us = int(now * MICROSECONDS)
         rows = durable or topic.policy.ledger == "rows"
-        counts: dict[int, int] = dict.fromkeys((each.id for each in accepted), 0)
-        whole = 0
-        for subscriber in audience.subscribers:
+        for subscriber in subscribers:
             delivered = subscriber.publish(topic, accepted, stored=durable)
             if rows:
                 # Nobody has what a link without a connection keeps: it notes that itself.
@@ -232,22 +264,24 @@ class Intake:
                     Step.DELIVERED, now_us, topic.destination, ids, peer=subscriber.peer, attempt=1
                 )
             elif delivered is accepted:
-                whole += 1
+                tally.whole += 1
             else:
-                for each in delivered:
-                    counts[each.id] += 1
-        if not durable:
-            first = accepted[0]
-            peer = LedgerPeer(first.protocol, first.connection, first.principal)
-            self._ledger.note(
-                Step.ACCEPTED,
-                now_us,
-                topic.destination,
-                counts,
-                peer=peer,
-                detail="not durable",
-                counts=[whole + each for each in counts.values()],
-            )
+                tally.single.update(each.id for each in delivered)
+
+    def _note_published(
+        self, topic: Topic, accepted: list[Envelope], tally: _DeliveryTally, now: float
+    ) -> None:
+        """A topic that is not durable: one row with the number of deliveries of each message."""
+        first, ids = accepted[0], [each.id for each in accepted]
+        self._ledger.note(
+            Step.ACCEPTED,
+            int(now * MICROSECONDS),
+            topic.destination,
+            ids,
+            peer=LedgerPeer(first.protocol, first.connection, first.principal),
+            detail="not durable",
+            counts=[tally.whole + tally.single[each] for each in ids],
+        )
 
     def inject(self, envelope: Envelope, now: float) -> None:
         """Send a message of the hub itself, which must not get lost: schedules, dead letters.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeAlias
 
@@ -27,6 +27,8 @@ from crosswire.hub.topics import Topic
 
 __all__ = ["Answer", "Call", "Provider", "ProviderReceiver", "Services"]
 
+_ENDED: Final = 256
+"""Calls that are given out or ended before others may have a turn."""
 _URGENT: Final = 1 << 30
 """The weight of providers: a caller waits for the answer, so they are woken before the consumers
 that share their window."""
@@ -134,7 +136,7 @@ class _Service:
     def __init__(self, name: str) -> None:
         self.name = name
         self.providers: deque[Provider] = deque()
-        self.waiting: deque[Call] = deque()
+        self.waiting: OrderedDict[Call, None] = OrderedDict()
 
 
 class Services:
@@ -195,11 +197,22 @@ class Services:
             service.providers.remove(provider)
             if not service.providers:
                 del self._services[name]
-                for call in list(service.waiting):
-                    self._finish(call, NoProvider(f"nobody serves {name} any more"), now)
-        for call in list(provider.calls.values()):
-            self._finish(call, ProviderLost("the provider left before it answered"), now)
+                gone = NoProvider(f"nobody serves {name} any more")
+                self._finish_parts(list(service.waiting), gone, now)
+        lost = ProviderLost("the provider left before it answered")
+        self._finish_parts(list(provider.calls.values()), lost, now)
         self._loop.pump(now)
+
+    def _finish_parts(self, calls: Sequence[Call], error: CallError, now: float) -> None:
+        """End calls that nobody answers any more; there may be thousands, so in parts."""
+        for start in range(0, len(calls), _ENDED):
+            self._loop.defer("call", self._finish_all, calls[start : start + _ENDED], error, now)
+
+    def _finish_all(
+        self, calls: Sequence[Call], error: CallError, now: float, notify: bool = True
+    ) -> None:
+        for call in calls:
+            self._finish(call, error, now, notify=notify)
 
     def all(self) -> list[Provider]:
         """Every provider, once."""
@@ -278,7 +291,7 @@ class Services:
             if len(service.waiting) >= self.policy.waiting:
                 call.service = None
                 raise DestinationFull(f"{service.name} has {len(service.waiting)} calls waiting")
-            service.waiting.append(call)
+            service.waiting[call] = None
         self._calls[call.id] = call
         heapq.heappush(self._due, (call.due, call.id))
         if len(self._due) > 1024 + 2 * len(self._calls):
@@ -316,8 +329,14 @@ class Services:
 
     def _serve_waiting(self, service: _Service, now: float) -> None:
         given: dict[Provider, list[Delivery]] = {}
-        while service.waiting and self._assign(service.waiting[0], service, given):
-            service.waiting.popleft()
+        count = 0
+        while service.waiting and self._assign(next(iter(service.waiting)), service, given):
+            service.waiting.popitem(last=False)
+            count += 1
+            if count >= _ENDED:
+                # The rest in another part of this turn, or in the next one.
+                self._loop.touch(service.providers[0])
+                break
         self._hand_over(given, int(now * MICROSECONDS))
 
     def _hand_over(self, given: dict[Provider, list[Delivery]], now_us: int) -> None:
@@ -376,8 +395,15 @@ class Services:
         """The caller does not wait any longer: providers may stop, nobody is answered."""
         given_up = [call for call in calls if not call.is_done]
         for call in given_up:
-            self._finish(call, CallCancelled("the caller left"), now, notify=False)
-        self._withdraw(given_up, now)
+            # All of them first: no provider gets one of these while the others are ended.
+            if call.service is not None:
+                call.service.waiting.pop(call, None)
+        left = CallCancelled("the caller left")
+        for start in range(0, len(given_up), _ENDED):
+            part = given_up[start : start + _ENDED]
+            self._loop.defer("call", self._finish_all, part, left, now, False)
+        self._loop.defer("cancel", self._withdraw, given_up, now)
+        self._loop.pump(now)
 
     def _withdraw(self, calls: Sequence[Call], now: float) -> None:
         """Notify the providers of calls that ended without their answer.
@@ -404,8 +430,8 @@ class Services:
             del provider.calls[call.id]
             if not provider.window.granted:
                 provider.window.free += 1
-        elif service is not None and call in service.waiting:
-            service.waiting.remove(call)
+        elif service is not None:
+            service.waiting.pop(call, None)
         ended = isinstance(answer, Envelope)
         self._core.ledger.note(
             Step.ANSWERED if ended else Step.FAILED,
@@ -428,7 +454,8 @@ class Services:
 
     def _on_time(self, now: float) -> None:
         late: list[Call] = []
-        while self._due and self._due[0][0] <= now:
+        # In parts: those that are due stay due, and `_wake` has them ended with the next timers.
+        while self._due and self._due[0][0] <= now and len(late) < _ENDED:
             call = self._calls.get(heapq.heappop(self._due)[1])
             if call is not None:
                 late.append(call)

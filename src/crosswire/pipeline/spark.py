@@ -88,7 +88,7 @@ def start(
     options = settings.get("spark.driver.extraJavaOptions", "")
     logging = Path(__file__).with_name("log4j2.properties").as_uri()
     settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={logging} {options}"
-    builder = SparkSession.builder.appName(name).master(master)
+    builder = SparkSession.builder.appName(name).master(_with_retries(master))
     for key, value in settings.items():
         builder = builder.config(key, value)
     handle, log = tempfile.mkstemp(prefix="crosswire-spark-", suffix=".log")
@@ -101,6 +101,18 @@ def start(
             return session
     except (OSError, RuntimeError) as error:
         raise PipelineError(f"Spark does not start: {error}; {_end_of(Path(log))}") from error
+
+
+_LOCAL: Final = re.compile(r"local(?:\[([^,\]]+)\])?")
+_ATTEMPTS: Final = 4
+"""Of a task, as on a cluster: local mode would end the run with the first Python worker that the
+system kills."""
+
+
+def _with_retries(master: str) -> str:
+    """A local master that repeats failed tasks, unless it names how often itself."""
+    found = _LOCAL.fullmatch(master)
+    return master if found is None else f"local[{found[1] or 1},{_ATTEMPTS}]"
 
 
 def _ship(session: SparkSession) -> None:
@@ -139,6 +151,7 @@ def plain_errors(log: Path | None = None) -> Iterator[None]:
         raise PipelineError(f"Spark is gone: {error}{end}") from None
 
 
+_DISK_FULL: Final = ("No space left on device", "Disk quota exceeded", "not enough space")
 _OURS: Final = re.compile(r"crosswire\.errors\.(\w+): (.+)")
 _RAISED: Final = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
 _JAVA_NAME: Final = re.compile(r"^(?:[a-z]\w*\.)+([A-Z]\w*(?:Exception|Error)): ?")
@@ -150,6 +163,8 @@ def _in_plain_words(text: str) -> str:
     ours = _OURS.findall(text)
     if ours:
         return str(ours[-1][1]).strip()
+    if any(each in text for each in _DISK_FULL):
+        return "the disk is full: there is no room for the tables, or for Spark's temporary files"
     _, traceback, report = text.partition("Traceback (most recent call last)")
     if traceback and (raised := _RAISED.search(report)):
         return f"a Python worker failed with {raised[1]}: {raised[2].strip()}"
@@ -169,7 +184,8 @@ def _with_causes(error: BaseException) -> str:
             f"\nCaused by: {str(cause).strip().splitlines()[0] if str(cause).strip() else ''}"
         )
         cause = getattr(cause, "_cause", None)
-    return message
+    # What a task failed with is only in the trace of the driver's exception.
+    return message + "\n" + (getattr(error, "_stackTrace", None) or "")
 
 
 @contextmanager

@@ -74,7 +74,8 @@ class Listener:
 
     def _accept(self) -> Session:
         gateway = self.gateway(self.context, self.name)
-        session = Session(gateway.open, gateway, callbacks=self.context.hub.callbacks)
+        hub = self.context.hub
+        session = Session(gateway.open, gateway, callbacks=hub.callbacks, turns=hub.turns)
         if self._tls is not None:
             loop = asyncio.get_running_loop()
             loop.call_later(HANDSHAKE_S + _LATER_S, self._check_handshake, session)

@@ -112,6 +112,8 @@ class Metrics:
         """By protocol, kind of destination, and step."""
         self.commit_seconds = Histogram(_LATENCIES_S)
         self.commit_messages = Histogram(_SIZES)
+        self.disk_waits = Histogram(_LATENCIES_S)
+        """For how long the event loop waited for the disk, in each commit."""
         self.commits_failed = 0
         self._hub = hub
         self._accept_times = _AcceptTimes()
@@ -121,6 +123,7 @@ class Metrics:
     def _committed(self, group: CommitGroup) -> None:
         """Count what happened with the group. The ledger's stage is before this one."""
         self.commit_seconds.add(group.ended_at - group.sealed_at)
+        self.disk_waits.add(group.waited_s)
         self.commit_messages.add(self.count(self._hub.ledger.committed_runs))
 
     def _failed(self, _group: CommitGroup, _error: StoreError) -> None:

@@ -18,6 +18,7 @@ from typing import Final, Protocol
 import msgspec
 
 from crosswire.access import Access
+from crosswire.commitlog.contract import CommitLog
 from crosswire.config import Address, Config, ScheduleEntry
 from crosswire.envelope import Envelope, message_kind
 from crosswire.errors import (
@@ -51,6 +52,7 @@ from crosswire.server.revocation import revoke
 from crosswire.server.tap_feed import TapFeed, has_spool
 from crosswire.server.tls import RenewableContext, server_context
 from crosswire.server.watchdog import Watchdog
+from crosswire.store.contract import Store
 from crosswire.store.records import reader
 from crosswire.store.reserve import flush_bytes, room_for_others
 from crosswire.store.rocks import RocksStore, is_new
@@ -124,10 +126,17 @@ class Server:
         *,
         http: Callable[[Server], HttpListener] | None = None,
         clock: Clock | None = None,
+        watchdog: Watchdog | None = None,
+        open_store: Callable[[Config], Store] | None = None,
+        make_log: Callable[[Store], CommitLog] | None = None,
     ) -> None:
+        """The other arguments replace what a hub takes from its machine: clocks, the thread that
+        watches the event loop, the files of its store, and the log that makes groups durable."""
         self.config = config
         self.clock = clock or Clock()
-        self.watchdog = Watchdog()
+        self.watchdog = watchdog or Watchdog()
+        self._open_store = open_store or _open_store
+        self._make_log = make_log
         self.listeners: dict[str, Listener | HttpListener] = {}
         self.started_at = 0.0
         self._http = http
@@ -155,12 +164,20 @@ class Server:
         addresses = self._addresses()
         refuse_exposures(config)
         schemas = _schemas(config.bond.files)
-        store = _open_store(config)
+        store = self._open_store(config)
         _log_damage(store)
         clock = self.clock.now
         now = clock()
+        log = self._make_log(store) if self._make_log is not None else None
         try:
-            self.hub = Hub(store, _hub_config(config), now=now, random=random.Random(), clock=clock)
+            self.hub = Hub(
+                store,
+                _hub_config(config),
+                now=now,
+                random=random.Random(random.getrandbits(64)),
+                clock=clock,
+                log=log,
+            )
         except BaseException:
             # The lock on the store's files must not outlive the attempt.
             store.close()
@@ -199,6 +216,7 @@ class Server:
         self.hub.on_earlier_deadline(self._advance_timer)
         self._timer_at = asyncio.get_running_loop().time()
         self.watchdog.start()
+        self.hub.turns.on_turn = self.watchdog.note_turn
         self._keep_time()
         return {name: listener.address for name, listener in self.listeners.items()}
 
@@ -417,6 +435,7 @@ class Server:
         the watchdog and the wall clock are checked."""
         self._timer = None
         loop = asyncio.get_running_loop()
+        self.hub.turns.enter()
         self.watchdog.beat(max(loop.time() - self._timer_at, 0.0))
         shortest_s = 0.0
         try:
@@ -567,7 +586,7 @@ def _has_lake(data: Path) -> bool:
         return False
 
 
-def _log_damage(store: RocksStore) -> None:
+def _log_damage(store: Store) -> None:
     """Log damage of the store: what was found when it was opened, and what will be found."""
 
     def log(part: str, detail: str) -> None:

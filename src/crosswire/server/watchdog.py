@@ -27,6 +27,7 @@ LATE_S: Final = 5.0
 _CHECK_S: Final = 1.0
 _REPEAT_S: Final = 60.0
 _MINUTE_S: Final = 60.0
+_TURNS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _LAGS_S: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 
 
@@ -40,6 +41,8 @@ class Watchdog:
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.lag = Histogram(_LAGS_S)
         """Delays of timer runs."""
+        self.turns = Histogram(_TURNS_S)
+        """For how long turns of the event loop kept its thread busy."""
         self.blocked = 0
         """How many times the loop was blocked for more than `LATE_S`."""
         self._monotonic = monotonic
@@ -72,7 +75,7 @@ class Watchdog:
         silent_s = self.silent_s()
         self._beat_at = now
         self.lag.add(lag_s)
-        self._note(now, lag_s)
+        _note(self._worst, now, lag_s)
         if silent_s > LATE_S:
             self.blocked += 1
             self._reported_at = None
@@ -91,14 +94,9 @@ class Watchdog:
         first = self._monotonic() - _MINUTE_S
         return max((lag for second, lag in self._worst if second >= first), default=0.0)
 
-    def _note(self, now: float, lag_s: float) -> None:
-        """Keep one entry per second, the largest: at most 60 for `worst_lag_s`."""
-        second = int(now)
-        if self._worst and self._worst[-1][0] == second:
-            lag_s = max(lag_s, self._worst.pop()[1])
-        self._worst.append((second, lag_s))
-        while self._worst[0][0] < second - _MINUTE_S:
-            self._worst.popleft()
+    def note_turn(self, busy_s: float) -> None:
+        """A turn of the event loop has ended, which kept the thread busy for this long."""
+        self.turns.add(busy_s)
 
     # On its own thread.
 
@@ -121,6 +119,16 @@ class Watchdog:
             seconds=round(silent_s, 1),
             where=_where(self._loop_thread),
         )
+
+
+def _note(values: deque[tuple[int, float]], now: float, value: float) -> None:
+    """Keep one entry per second, the largest: at most 60, those of the last minute."""
+    second = int(now)
+    if values and values[-1][0] == second:
+        value = max(value, values.pop()[1])
+    values.append((second, value))
+    while values[0][0] < second - _MINUTE_S:
+        values.popleft()
 
 
 def _where(thread: int) -> str:

@@ -12,9 +12,10 @@ from crosswire.store.copies import Copies
 from crosswire.store.damage import Damage, DamageList
 from crosswire.store.engine import LogMark, StoreLimits
 
-__all__ = ["MemoryDisk", "MemoryStore"]
+__all__ = ["MemoryDisk", "MemoryStore", "Operation"]
 
-_Operation = tuple[bytes, bytes | None, bytes | None]
+Operation = tuple[bytes, bytes | None, bytes | None]
+"""Key and value of a put; key of a deletion; key and end of a deleted range."""
 
 
 class MemoryDisk:
@@ -28,7 +29,7 @@ class MemoryDisk:
         self.room_bytes = 1 << 40
         self.rows: dict[bytes, bytes] = {}
         self.keys: list[bytes] = []
-        self.unsynced: list[list[_Operation]] = []
+        self.unsynced: list[list[Operation]] = []
         self.was_cut = False
         self.unreadable: set[bytes] = set()
         self.copies: dict[bytes, bytes] | None = {}
@@ -36,7 +37,7 @@ class MemoryDisk:
         self.damages = DamageList()
         self._synced: dict[bytes, bytes] = {}
 
-    def write(self, operations: list[_Operation]) -> None:
+    def write(self, operations: list[Operation]) -> None:
         """Apply a group, unsynced. Raises StoreFull beyond `room_bytes`."""
         size_bytes = sum(len(key) + len(value) for key, value, _ in operations if value)
         if size_bytes > self.room_bytes:
@@ -48,8 +49,12 @@ class MemoryDisk:
     def sync(self) -> None:
         """Make all that was written survive a power cut."""
         for each in self.unsynced:
-            self._apply(self._synced, each)
+            self.apply_synced(each)
         self.unsynced.clear()
+
+    def apply_synced(self, operations: list[Operation]) -> None:
+        """Make this group survive a power cut."""
+        self._apply(self._synced, operations)
 
     def cut_power(self) -> None:
         """Lose what was not synced."""
@@ -59,7 +64,7 @@ class MemoryDisk:
         self.was_cut = True
 
     @staticmethod
-    def _apply(rows: dict[bytes, bytes], operations: list[_Operation]) -> None:
+    def _apply(rows: dict[bytes, bytes], operations: list[Operation]) -> None:
         for key, value, end in operations:
             if end is not None:
                 for each in [each for each in rows if key <= each < end]:
@@ -72,7 +77,7 @@ class MemoryDisk:
 
 class _MemoryBatch:
     def __init__(self) -> None:
-        self.operations: list[_Operation] = []
+        self.operations: list[Operation] = []
 
     def put(self, key: bytes, value: bytes) -> None:
         self.operations.append((key, value, None))

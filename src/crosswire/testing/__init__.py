@@ -6,6 +6,6 @@
 pytest finds the fixture `crosswire_hub` by itself.
 """
 
-from crosswire.testing.hub_process import HubProcess, running_hub
+from crosswire.testing.hub_process import RunningHub, running_hub
 
-__all__ = ["HubProcess", "running_hub"]
+__all__ = ["RunningHub", "running_hub"]

@@ -16,7 +16,7 @@ from typing import IO, Any, Final, Self
 
 from crosswire.listeners import LISTENERS, PLAIN_LISTENERS
 
-__all__ = ["HubProcess", "running_hub"]
+__all__ = ["RunningHub", "running_hub"]
 
 _READY_S: Final = 60.0
 _EMQP_ROLES: Final = ("workers", "publishers", "subscribers", "admin")
@@ -28,17 +28,17 @@ def running_hub(
     data: str | Path | None = None,
     tls: bool = False,
     environment: Mapping[str, str] | None = None,
-) -> HubProcess:
+) -> RunningHub:
     """A hub for a test: enter it with `with` or with `async with`.
 
     All listeners have free ports on 127.0.0.1; those with TLS are open only if `tls`, which needs
     a certificate in `config`. `config` is the text of a configuration file. Without `data` the hub
     works in a temporary folder that is removed.
     """
-    return HubProcess(config=config, data=data, tls=tls, environment=environment)
+    return RunningHub(config=config, data=data, tls=tls, environment=environment)
 
 
-class HubProcess:
+class RunningHub:
     """`crosswire serve` as a child process; `kill` and `restart` are for tests of failures.
 
     A restart keeps the data and the ports, so that clients find the hub again.

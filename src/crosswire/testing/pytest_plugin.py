@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from crosswire.testing.hub_process import HubProcess
+    from crosswire.testing.hub_process import RunningHub
 
 __all__ = ["crosswire_hub"]
 
 
 @pytest.fixture(scope="session")
-def crosswire_hub() -> Iterator[HubProcess]:
+def crosswire_hub() -> Iterator[RunningHub]:
     """A hub for all tests of a run; each test uses names of its own."""
     # Not at the top: pytest loads this module in every project of the environment.
     from crosswire.testing.hub_process import running_hub

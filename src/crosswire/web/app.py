@@ -291,7 +291,18 @@ class App:
     async def _metrics(self, request: Request) -> Response:
         await self._authenticate(request, "observe")
         totals = await self._work.totals(self.server.hub)
-        lag = {"crosswire_loop_lag_seconds": ("Delay of timer runs.", self.server.watchdog.lag)}
+        watchdog, metrics = self.server.watchdog, self.server.metrics
+        lag = {
+            "crosswire_loop_lag_seconds": ("Delay of timer runs.", watchdog.lag),
+            "crosswire_loop_turn_seconds": (
+                "For how long turns of the event loop kept its thread busy.",
+                watchdog.turns,
+            ),
+            "crosswire_disk_wait_seconds": (
+                "For how long the event loop waited for the disk.",
+                metrics.disk_waits,
+            ),
+        }
         text = render(self.server.metrics, self.server.context.counters, self._gauges(totals), lag)
         return Response(text, headers={**_HEADERS, "content-type": _METRICS})
 

@@ -14,7 +14,17 @@ import msgspec
 from crosswire.errors import UnknownProtocol
 from crosswire.wire.contract import Connection, Decoder, Limits
 
-__all__ = ["PROTOCOL_NAMES", "Hint", "Protocol", "Sniff", "protocol", "sniff"]
+__all__ = [
+    "PROTOCOL_NAMES",
+    "Hint",
+    "Protocol",
+    "Sniff",
+    "begins_as_expected",
+    "protocol",
+    "recognize",
+    "sniff",
+    "title_of",
+]
 
 PROTOCOL_NAMES: Final = ("emp", "emqp", "relink", "epoxy", "micromsg2")
 
@@ -96,3 +106,41 @@ def sniff(data: bytes) -> str | None:
     sure = [name for name, answer in hints.items() if answer is Sniff.YES]
     undecided = [name for name, answer in hints.items() if answer is Sniff.MORE]
     return sure[0] if len(sure) == 1 and not undecided else None
+
+
+_HTTP: Final = (b"HTTP/", b"GET ", b"POST ", b"HEAD ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PRI *")
+_TLS: Final = (b"\x16\x03", b"\x15\x03")
+"""A handshake record, and an alert."""
+
+
+def recognize(data: bytes) -> str | None:
+    """What these first bytes of a peer are, for people: a protocol's title, "TLS", "HTTP" or None.
+
+    Fewer bytes than a protocol's handshake are enough if no other protocol begins so.
+    """
+    if data.startswith(_TLS):
+        return "TLS"
+    if data.startswith(_HTTP):
+        return "HTTP"
+    if not data:
+        return None
+    hints = {name: protocol(name).sniff(data) for name in PROTOCOL_NAMES}
+    sure = [name for name, answer in hints.items() if answer is Sniff.YES]
+    likely = sure or [name for name, answer in hints.items() if answer is Sniff.MORE]
+    return protocol(likely[0]).title if len(likely) == 1 else None
+
+
+def title_of(connection: Connection) -> str:
+    """The title of a connection's protocol."""
+    return _entry_of(connection).title
+
+
+def begins_as_expected(connection: Connection, data: bytes) -> bool:
+    """Whether a peer's first bytes are not those of another protocol than the connection's."""
+    entry = _entry_of(connection)
+    return entry.sniff(data) is not Sniff.NO or recognize(data) in (None, entry.title)
+
+
+def _entry_of(connection: Connection) -> Protocol:
+    # The module's path has the name: only this protocol is loaded.
+    return protocol(type(connection).__module__.split(".")[2])

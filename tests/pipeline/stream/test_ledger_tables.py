@@ -30,7 +30,7 @@ class Lake:
 
     def __init__(self, folder: Path, rows: dict[str, pa.Table]) -> None:
         self.folder = folder
-        self._rows = rows
+        self._rows = {name: _numbered(table) for name, table in rows.items()}
         self._given = dict.fromkeys(rows, 0)
 
     def give(self, until_us: int, **ahead_us: int) -> None:
@@ -39,6 +39,13 @@ class Lake:
             first, end = self._given[name], until(rows, until_us + ahead_us.get(name, 0))
             write(self.folder, name, rows.slice(first, end - first))
             self._given[name] = end
+
+
+def _numbered(rows: pa.Table) -> pa.Table:
+    """As a hub numbers its rows: without holes."""
+    index = rows.schema.get_field_index("seq")
+    numbers = pa.array(range(1, len(rows) + 1), pa.int64())
+    return rows.set_column(index, rows.schema.field(index), numbers)
 
 
 def batch(spark: SparkSession, lake: Path, output: Path) -> tuple[Tables, Summary]:

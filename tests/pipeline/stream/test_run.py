@@ -236,13 +236,17 @@ def test_one_writer_at_a_time(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_a_stream_goes_on_with_what_it_was_begun_with(spark: SparkSession, tmp_path: Path) -> None:
     output = StreamOutput(spark, str(tmp_path / "out"))
-    begun = output.begin(StreamStart(["frames"], 5, {1: "emp"}))
-    assert output.begin(StreamStart(["frames"], 9, {1: "emp"})) == begun
+    begun = output.begin(StreamStart(["frames"], 5, {1: "emp"}, 7, "1h"))
+    # An hour ago is another time now.
+    assert output.begin(StreamStart(["frames"], 9, {1: "emp"}, 7, "1h")) == begun
     for other, name in (
-        (StreamStart([], 5, {1: "emp"}), "tables"),
-        (StreamStart(["frames"], 5, {}), "ports"),
+        (StreamStart([], 5, {1: "emp"}, 7, "1h"), "tables"),
+        (StreamStart(["frames"], 5, {}, 7, "1h"), "port"),
+        (StreamStart(["frames"], 5, {1: "emp"}, 8, "1h"), "late"),
+        (StreamStart(["frames"], 9, {1: "emp"}, 7, "2h"), "since"),
+        (StreamStart(["frames"], 0, {1: "emp"}, 7), "since"),
     ):
-        with pytest.raises(InvalidInput, match=f"was begun with other --{name}"):
+        with pytest.raises(InvalidInput, match=f"was begun with another --{name}"):
             output.begin(other)
     output.close()
 

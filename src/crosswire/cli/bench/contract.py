@@ -15,7 +15,7 @@ from typing import ClassVar, TypeVar
 
 import msgspec
 
-from crosswire.cli.via.contract import HubTarget
+from crosswire.cli.via.contract import ViaTarget
 from crosswire.errors import ConnectFailed, ConnectionLost
 from crosswire.listeners import LISTENERS
 from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFailed, Event
@@ -42,7 +42,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
     via: str
     destination: str
-    target: HubTarget = HubTarget()
+    target: ViaTarget = ViaTarget()
     ports: dict[str, int] = {}
     size_bytes: int = 128
     window: int = 1000

@@ -33,12 +33,12 @@ __all__ = [
     "JSON",
     "VIAS",
     "Answerer",
-    "HubTarget",
     "IncomingMessage",
-    "OutgoingMessage",
     "SameHandler",
-    "SubscriptionRequest",
     "Via",
+    "ViaMessage",
+    "ViaSubscription",
+    "ViaTarget",
     "inside",
     "kept",
     "runs",
@@ -62,7 +62,7 @@ _AT_ONCE: Final = 256
 T = TypeVar("T")
 
 
-class HubTarget(msgspec.Struct, frozen=True, kw_only=True):
+class ViaTarget(msgspec.Struct, frozen=True, kw_only=True):
     """The hub's address and our credentials. `port` None is the protocol's default port."""
 
     host: str = "127.0.0.1"
@@ -74,7 +74,7 @@ class HubTarget(msgspec.Struct, frozen=True, kw_only=True):
     curve_secret: str | None = None
 
 
-class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True):
+class ViaMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message to be sent, or a response."""
 
     payload: bytes
@@ -82,7 +82,7 @@ class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True):
     properties: dict[str, Property] = {}
 
 
-class SubscriptionRequest(msgspec.Struct, frozen=True, kw_only=True):
+class ViaSubscription(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a subscription; empty ones are the hub's defaults."""
 
     destination: str
@@ -104,30 +104,28 @@ class IncomingMessage(msgspec.Struct, frozen=True, kw_only=True):
     settle: Callable[[], Awaitable[None]] | None = None
 
 
-Answerer = Callable[[IncomingMessage], Awaitable[OutgoingMessage]]
+Answerer = Callable[[IncomingMessage], Awaitable[ViaMessage]]
 
 
 class Via(ABC):
     """Access to a hub through one protocol. All methods raise ClientError."""
 
-    def __init__(self, target: HubTarget) -> None:
+    def __init__(self, target: ViaTarget) -> None:
         self.target = target
 
     @abstractmethod
-    async def publish(self, destination: str, messages: Sequence[OutgoingMessage]) -> list[int]:
+    async def publish(self, destination: str, messages: Sequence[ViaMessage]) -> list[int]:
         """Send to a queue or a topic; returns when all are acknowledged.
 
         The result has an id per message, 0 where the protocol does not return ids.
         """
 
     @abstractmethod
-    def subscribe(self, wanted: SubscriptionRequest) -> AsyncGenerator[IncomingMessage, None]:
+    def subscribe(self, wanted: ViaSubscription) -> AsyncGenerator[IncomingMessage, None]:
         """Messages as they arrive, until the iterator is closed."""
 
     @abstractmethod
-    async def call(
-        self, service: str, message: OutgoingMessage, timeout_s: float
-    ) -> IncomingMessage:
+    async def call(self, service: str, message: ViaMessage, timeout_s: float) -> IncomingMessage:
         """The service's response. Raises RequestFailed if the call fails."""
 
     @abstractmethod
@@ -164,13 +162,13 @@ async def kept(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[No
         await asyncio.wait([task])
 
 
-def runs(messages: Sequence[OutgoingMessage]) -> Iterator[Sequence[OutgoingMessage]]:
+def runs(messages: Sequence[ViaMessage]) -> Iterator[Sequence[ViaMessage]]:
     """Slices of messages that are sent concurrently, so that few wait for acknowledgements."""
     for start in range(0, len(messages), _AT_ONCE):
         yield messages[start : start + _AT_ONCE]
 
 
-def with_type(message: OutgoingMessage) -> dict[str, Property]:
+def with_type(message: ViaMessage) -> dict[str, Property]:
     """Properties with the content type, for protocols that have no field for it."""
     if message.content_type == BYTES:
         return message.properties
@@ -199,7 +197,7 @@ class SameHandler(Mapping[Any, T]):
         return True
 
 
-def via(protocol: str, target: HubTarget) -> Via:
+def via(protocol: str, target: ViaTarget) -> Via:
     """The adapter of a protocol for this hub."""
     module = import_module(f"crosswire.cli.via.{protocol}")
     kind: type[Via] = getattr(module, VIAS[protocol])

@@ -16,10 +16,10 @@ from crosswire.cli.via.contract import (
     JSON,
     Answerer,
     IncomingMessage,
-    OutgoingMessage,
     SameHandler,
-    SubscriptionRequest,
     Via,
+    ViaMessage,
+    ViaSubscription,
     inside,
     kept,
     runs,
@@ -47,7 +47,7 @@ class EmpVia(Via):
         if self.target.token is not None:
             await peer.request("$authenticate", {"token": self.target.token})
 
-    async def publish(self, destination: str, messages: Sequence[OutgoingMessage]) -> list[int]:
+    async def publish(self, destination: str, messages: Sequence[ViaMessage]) -> list[int]:
         """Concurrent `$publish` requests; the result has all ids."""
         ids: list[int] = []
         async with self._client() as client:
@@ -68,7 +68,7 @@ class EmpVia(Via):
                 ids += [answer["id"] for answer in answers]
         return ids
 
-    async def subscribe(self, wanted: SubscriptionRequest) -> AsyncGenerator[IncomingMessage, None]:
+    async def subscribe(self, wanted: ViaSubscription) -> AsyncGenerator[IncomingMessage, None]:
         """`$subscribe` on every connection anew; settling answers the `$deliver` request."""
         arrived: asyncio.Queue[IncomingMessage] = asyncio.Queue()
 
@@ -108,9 +108,7 @@ class EmpVia(Via):
                     with suppress(ClientError):
                         await client.request("$echo", timeout_s=2.0)
 
-    async def call(
-        self, service: str, message: OutgoingMessage, timeout_s: float
-    ) -> IncomingMessage:
+    async def call(self, service: str, message: ViaMessage, timeout_s: float) -> IncomingMessage:
         """The operation named after the service. EMP carries JSON objects only."""
         if message.content_type != JSON or not message.payload.lstrip().startswith(b"{"):
             raise ClientError("a call over EMP carries a JSON object")

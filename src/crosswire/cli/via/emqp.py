@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 
 from crosswire.cli.via.contract import (
     Answerer,
-    HubTarget,
     IncomingMessage,
-    OutgoingMessage,
-    SubscriptionRequest,
     Via,
+    ViaMessage,
+    ViaSubscription,
+    ViaTarget,
     inside,
     kept,
     with_type,
@@ -32,7 +32,7 @@ __all__ = ["EmqpVia", "mechanism_of"]
 class EmqpVia(Via):
     """eMQP: a worker consumes a queue, a subscriber a topic; `--port` is that listener's port."""
 
-    def __init__(self, target: HubTarget) -> None:
+    def __init__(self, target: ViaTarget) -> None:
         super().__init__(target)
         if target.token is not None or target.tls is not None:
             raise ClientError(
@@ -47,7 +47,7 @@ class EmqpVia(Via):
         ) as client:
             yield client
 
-    async def publish(self, destination: str, messages: Sequence[OutgoingMessage]) -> list[int]:
+    async def publish(self, destination: str, messages: Sequence[ViaMessage]) -> list[int]:
         """REQUESTs with `guarantee`, or PUBLISHes, one after the other; eMQP returns no ids."""
         kind, _, name = destination.partition("/")
         async with self._client() as client:
@@ -61,7 +61,7 @@ class EmqpVia(Via):
                     )
         return [0] * len(messages)
 
-    async def subscribe(self, wanted: SubscriptionRequest) -> AsyncGenerator[IncomingMessage, None]:
+    async def subscribe(self, wanted: ViaSubscription) -> AsyncGenerator[IncomingMessage, None]:
         """As a worker or a subscriber. eMQP has no filters and no named subscriptions."""
         kind, _, name = wanted.destination.partition("/")
         if wanted.filter or wanted.name or wanted.start:
@@ -79,9 +79,7 @@ class EmqpVia(Via):
             async for job in jobs:
                 yield job
 
-    async def call(
-        self, service: str, message: OutgoingMessage, timeout_s: float
-    ) -> IncomingMessage:
+    async def call(self, service: str, message: ViaMessage, timeout_s: float) -> IncomingMessage:
         """A REQUEST with `reply-requested` to the queue named after the service."""
         async with self._client() as client:
             answer = await client.request(
@@ -168,7 +166,7 @@ def _job(peer: EmqpPeer, event: RequestReceived, answerer: Answerer | None) -> I
     return got
 
 
-def mechanism_of(target: HubTarget) -> Mechanism | None:
+def mechanism_of(target: ViaTarget) -> Mechanism | None:
     """CURVE with the hub's key, None without it. Raises ClientError for an invalid key.
 
     Without a secret key of ours a new one is generated: the connection is encrypted, but the hub

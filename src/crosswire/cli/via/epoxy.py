@@ -10,12 +10,12 @@ from typing import Any
 from crosswire.bond import hub_module, marshal
 from crosswire.cli.via.contract import (
     Answerer,
-    HubTarget,
     IncomingMessage,
-    OutgoingMessage,
     SameHandler,
-    SubscriptionRequest,
     Via,
+    ViaMessage,
+    ViaSubscription,
+    ViaTarget,
     inside,
     kept,
     runs,
@@ -30,7 +30,7 @@ __all__ = ["EpoxyVia"]
 class EpoxyVia(Via):
     """Bond Epoxy; `--bond` files convert calls between JSON and Bond."""
 
-    def __init__(self, target: HubTarget) -> None:
+    def __init__(self, target: ViaTarget) -> None:
         super().__init__(target)
         self._module = hub_module()
         self._hub = self._module.service("crosswire.Hub")
@@ -47,7 +47,7 @@ class EpoxyVia(Via):
         ) as client:
             yield client
 
-    async def publish(self, destination: str, messages: Sequence[OutgoingMessage]) -> list[int]:
+    async def publish(self, destination: str, messages: Sequence[ViaMessage]) -> list[int]:
         """Concurrent calls of `crosswire.Hub.Publish`; the result has all ids."""
         ids: list[int] = []
         async with self._client() as client:
@@ -82,7 +82,7 @@ class EpoxyVia(Via):
         field = "real" if isinstance(value, float) else "text"
         return self._make("Value", **{field: value})
 
-    async def subscribe(self, wanted: SubscriptionRequest) -> AsyncGenerator[IncomingMessage, None]:
+    async def subscribe(self, wanted: ViaSubscription) -> AsyncGenerator[IncomingMessage, None]:
         """`crosswire.Hub.Subscribe` on every connection anew; deliveries are events."""
         arrived: asyncio.Queue[Any] = asyncio.Queue()
         struct = self._module.struct("crosswire.Delivery")
@@ -132,9 +132,7 @@ class EpoxyVia(Via):
             settle=settle,
         )
 
-    async def call(
-        self, service: str, message: OutgoingMessage, timeout_s: float
-    ) -> IncomingMessage:
+    async def call(self, service: str, message: ViaMessage, timeout_s: float) -> IncomingMessage:
         """The service's method; with a schema, JSON is converted to Bond and back."""
         asked = Envelope(
             destination=service,

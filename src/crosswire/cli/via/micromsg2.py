@@ -10,9 +10,9 @@ from crosswire.cli.via.contract import (
     BYTES,
     Answerer,
     IncomingMessage,
-    OutgoingMessage,
-    SubscriptionRequest,
     Via,
+    ViaMessage,
+    ViaSubscription,
     runs,
     with_type,
 )
@@ -33,7 +33,7 @@ class MicroMsg2Via(Via):
         async with MicroMsg2Client(target.host, port, offer=offer, tls=target.tls) as client:
             yield client
 
-    async def publish(self, destination: str, messages: Sequence[OutgoingMessage]) -> list[int]:
+    async def publish(self, destination: str, messages: Sequence[ViaMessage]) -> list[int]:
         """Concurrent SENDs, acknowledged when they are durable."""
         async with self._client() as client:
             for run in runs(messages):
@@ -42,7 +42,7 @@ class MicroMsg2Via(Via):
                 )
         return [0] * len(messages)
 
-    async def subscribe(self, wanted: SubscriptionRequest) -> AsyncGenerator[IncomingMessage, None]:
+    async def subscribe(self, wanted: ViaSubscription) -> AsyncGenerator[IncomingMessage, None]:
         """The `subscribe` command; settling acknowledges."""
         async with (
             self._client(wanted.window) as client,
@@ -57,9 +57,7 @@ class MicroMsg2Via(Via):
             async for delivery in subscription:
                 yield _from_micromsg2(delivery)
 
-    async def call(
-        self, service: str, message: OutgoingMessage, timeout_s: float
-    ) -> IncomingMessage:
+    async def call(self, service: str, message: ViaMessage, timeout_s: float) -> IncomingMessage:
         """A SEND with `reply-to` and `correlation-id`."""
         async with self._client() as client:
             answer = await client.call(

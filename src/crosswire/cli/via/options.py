@@ -6,7 +6,7 @@ import argparse
 import os
 import ssl
 
-from crosswire.cli.via.contract import VIAS, HubTarget
+from crosswire.cli.via.contract import VIAS, ViaTarget
 from crosswire.errors import ConfigError
 
 __all__ = ["add_via_options", "target_of", "with_kind"]
@@ -51,9 +51,9 @@ def _protocols() -> str:
     return f"one of {', '.join(VIAS)} (default: emp)"
 
 
-def target_of(options: argparse.Namespace) -> HubTarget:
+def target_of(options: argparse.Namespace) -> ViaTarget:
     """The hub that the options name. Raises ConfigError for TLS files that can't be used."""
-    return HubTarget(
+    return ViaTarget(
         host=options.host,
         port=options.port,
         tls=_context(options),

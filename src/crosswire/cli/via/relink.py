@@ -13,9 +13,9 @@ from crosswire.cli.via.contract import (
     BYTES,
     Answerer,
     IncomingMessage,
-    OutgoingMessage,
-    SubscriptionRequest,
     Via,
+    ViaMessage,
+    ViaSubscription,
     with_type,
 )
 from crosswire.client.native.dial import within
@@ -38,7 +38,7 @@ class RelinkVia(Via):
         async with client:
             yield client
 
-    async def publish(self, destination: str, messages: Sequence[OutgoingMessage]) -> list[int]:
+    async def publish(self, destination: str, messages: Sequence[ViaMessage]) -> list[int]:
         """All messages on one channel, then a wait until all are consumed."""
         async with self._client(destination) as client:
             sender = client.sender()
@@ -47,7 +47,7 @@ class RelinkVia(Via):
             await sender.consumed(timeout_s=30.0)
         return [0] * len(messages)
 
-    async def subscribe(self, wanted: SubscriptionRequest) -> AsyncGenerator[IncomingMessage, None]:
+    async def subscribe(self, wanted: ViaSubscription) -> AsyncGenerator[IncomingMessage, None]:
         """The endpoint `?consume` of a queue or `?subscribe` of a topic."""
         verb = "consume" if wanted.destination.startswith("queue/") else "subscribe"
         more = {"from": wanted.start, "name": wanted.name, "filter": wanted.filter}
@@ -57,9 +57,7 @@ class RelinkVia(Via):
             async for message in client.receiver():
                 yield _from_parts(wanted.destination, message)
 
-    async def call(
-        self, service: str, message: OutgoingMessage, timeout_s: float
-    ) -> IncomingMessage:
+    async def call(self, service: str, message: ViaMessage, timeout_s: float) -> IncomingMessage:
         """One message each way. Raises RequestFailed for a response with an `error` property."""
         async with self._client(service) as client:
             await client.sender().send(*_parts(message))
@@ -94,7 +92,7 @@ class RelinkVia(Via):
                     await asyncio.wait(answering)
 
 
-def _parts(message: OutgoingMessage) -> list[bytes]:
+def _parts(message: ViaMessage) -> list[bytes]:
     """One part where there are no properties, else they come first, as JSON."""
     properties = with_type(message)
     return [msgspec.json.encode(properties), message.payload] if properties else [message.payload]

@@ -1,1 +1,1 @@
-"""One adapter a protocol: how the client's verbs are said in it."""
+"""One adapter a protocol: the client's verbs in its words."""

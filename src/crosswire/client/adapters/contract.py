@@ -11,16 +11,23 @@ import asyncio
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeVar
 
 import msgspec
 
 from crosswire.client.address import HubUrl
 from crosswire.client.message import BYTES, Message, OutgoingMessage
-from crosswire.client.native.dial import Backoff
+from crosswire.client.native.dial import Backoff, within
 from crosswire.client.refusals import refusal_of
 from crosswire.envelope import Property
-from crosswire.errors import CrosswireError, RequestFailed, Unsupported
+from crosswire.errors import (
+    ConnectFailed,
+    CrosswireError,
+    HandshakeFailed,
+    RequestFailed,
+    RequestTimeout,
+    Unsupported,
+)
 from crosswire.wire.registry import protocol
 
 __all__ = [
@@ -35,8 +42,12 @@ __all__ = [
     "encode",
     "from_typed",
     "report_end",
+    "retried",
     "typed",
 ]
+
+
+T = TypeVar("T")
 
 
 class HubTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,6 +199,31 @@ def from_typed(properties: dict[str, Property]) -> tuple[dict[str, Property], st
     for name in ("correlation-id", "reply-to"):
         own.pop(name, None)
     return own, content_type
+
+
+async def retried(open_once: Callable[[], Awaitable[T]], backoff: Backoff, timeout_s: float) -> T:
+    """The result of the first attempt that reaches a hub.
+
+    Raises the last ConnectFailed after `timeout_s`, and any other error at once.
+    """
+    failures: list[ConnectFailed] = []
+
+    async def attempt() -> T:
+        while True:
+            try:
+                return await open_once()
+            except HandshakeFailed:
+                raise
+            except ConnectFailed as error:
+                failures.append(error)
+            await asyncio.sleep(backoff.next_s())
+
+    try:
+        return await within(timeout_s, "no connection", attempt())
+    except RequestTimeout:
+        if failures:
+            raise failures[-1] from None
+        raise
 
 
 def report_end(ended: asyncio.Future[None], fail: Callable[[CrosswireError], None]) -> None:

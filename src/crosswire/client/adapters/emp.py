@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from crosswire.client.adapters.contract import (
     ScheduleRequest,
     SubscriptionRequest,
     report_end,
+    retried,
 )
 from crosswire.client.message import BYTES, JSON, TEXT, DeliveryHandle, Message
 from crosswire.client.native.emp import EmpClient, EmpDelivery, Handler, Json, OwedAnswer
@@ -26,6 +28,7 @@ from crosswire.errors import (
     ClientError,
     CrosswireError,
     DeliveryLost,
+    HubError,
     ProviderFailed,
     RequestFailed,
     Unsupported,
@@ -45,11 +48,13 @@ class EmpAdapter(Adapter):
     async def open(self) -> None:
         """Connect, and authenticate."""
         self._requests = self._client()
+        self._callers: list[EmpClient] = []
         await performed(self._requests.__aenter__())
 
     async def close(self) -> None:
-        """Say goodbye."""
-        await self._requests.close()
+        """Close the connections."""
+        callers, self._callers = self._callers, []
+        await asyncio.gather(*(each.close() for each in [self._requests, *callers]))
 
     def _client(self, **more: Any) -> EmpClient:
         target = self.target
@@ -85,8 +90,30 @@ class EmpAdapter(Adapter):
         """The operation named after the service. EMP carries JSON objects only."""
         _require_object(message)
         op = service.removeprefix("service/")
-        data = await called(self._requests.request_json(op, message.payload, timeout_s=timeout_s))
+        caller = await self._caller(timeout_s)
+        try:
+            data = await called(caller.request_json(op, message.payload, timeout_s=timeout_s))
+        except HubError:
+            self._callers.append(caller)
+            raise
+        except BaseException:
+            # Its answer may still come, and until then the hub answers nothing else on it.
+            await caller.close()
+            raise
+        self._callers.append(caller)
         return Message(service, data, content_type=JSON)
+
+    async def _caller(self, timeout_s: float) -> EmpClient:
+        """A connection for one call at a time: EMP finishes a request before the next is begun."""
+        while self._callers:
+            caller = self._callers.pop()
+            if not caller.ended.done():
+                return caller
+
+        async def open_once() -> EmpClient:
+            return await performed(self._client().__aenter__())
+
+        return await retried(open_once, self.target.backoff(), timeout_s)
 
     async def subscribe(self, request: SubscriptionRequest, owner: FeedOwner) -> Feed:
         """`$subscribe`, which the client repeats on every connection."""
@@ -213,7 +240,7 @@ class _EmpHandle(DeliveryHandle):
     def lost(self) -> bool:
         return self._answer.lost
 
-    def settle_soon(self) -> None:
+    def settle(self) -> None:
         self._answer.succeed()
 
     async def refuse(self, reason: str) -> None:

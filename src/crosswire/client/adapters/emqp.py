@@ -115,8 +115,11 @@ class EmqpAdapter(Adapter):
         headers = Headers.of(reply_requested=True, timeout_s=timeout_s, properties=typed(message))
         answer = await peer.request(queue, headers, message.payload, timeout_s)
         if failure := failure_of(answer):
-            # The hub's text is a code where it has one.
-            raise RequestFailed(failure[0], "", data=answer)
+            # The hub's text is a code, or begins with one, where it has one.
+            code, colon, description = failure[0].partition(": ")
+            if " " in code or not (colon or "_" in code or code in ("timeout", "refused")):
+                code, description = "failed", failure[0]
+            raise RequestFailed(code, description, data=answer)
         return answer
 
     async def subscribe(self, request: SubscriptionRequest, owner: FeedOwner) -> Feed:
@@ -161,7 +164,7 @@ class EmqpAdapter(Adapter):
         if "/" in name:
             raise Unsupported("an eMQP worker serves all methods of a service, not one")
 
-        async def respond(worker: _WorkerPeer, job: RequestReceived) -> None:
+        async def respond(worker: _QueueWorker, job: RequestReceived) -> None:
             message = _from_job(worker, job, of_call=True)
             try:
                 reply = (await answer(message)).payload
@@ -170,7 +173,7 @@ class EmqpAdapter(Adapter):
             if not worker.ended.done():
                 worker.finish_job(job, reply)
 
-        def begin(worker: _WorkerPeer, job: RequestReceived) -> None:
+        def begin(worker: _QueueWorker, job: RequestReceived) -> None:
             task = asyncio.create_task(respond(worker, job))
             feed.tasks.add(task)
             task.add_done_callback(feed.tasks.discard)
@@ -185,8 +188,8 @@ class EmqpAdapter(Adapter):
         first, *others = target.url.of_role("workers")
         addresses = Addresses(*first, others)
 
-        async def connect(host: str, port: int) -> _WorkerPeer:
-            worker = _WorkerPeer(feed)
+        async def connect(host: str, port: int) -> _QueueWorker:
+            worker = _QueueWorker(feed)
             joining = connect_peer(
                 worker,
                 "worker",
@@ -239,7 +242,7 @@ class EmqpAdapter(Adapter):
         await peer.synchronize(self.target.connect_timeout_s)
 
 
-class _WorkerPeer(EmqpPeer):
+class _QueueWorker(EmqpPeer):
     """A worker's broker. It passes messages on as they are, instead of running them as jobs."""
 
     def __init__(self, feed: _WorkerFeed) -> None:
@@ -272,9 +275,9 @@ class _WorkerPeer(EmqpPeer):
 class _WorkerFeed(Feed):
     """A worker with `slots`, registered on every connection anew."""
 
-    workers: Redialler[_WorkerPeer]
+    workers: Redialler[_QueueWorker]
 
-    def __init__(self, slots: int, take: Callable[[_WorkerPeer, RequestReceived], None]) -> None:
+    def __init__(self, slots: int, take: Callable[[_QueueWorker, RequestReceived], None]) -> None:
         self.slots = slots
         self.take = take
         self.tasks: set[asyncio.Task[None]] = set()
@@ -316,7 +319,7 @@ class _TopicFeed(Feed):
 
 
 class _EmqpHandle(DeliveryHandle):
-    def __init__(self, worker: _WorkerPeer, job: RequestReceived) -> None:
+    def __init__(self, worker: _QueueWorker, job: RequestReceived) -> None:
         self._worker = worker
         self._job = job
 
@@ -324,7 +327,7 @@ class _EmqpHandle(DeliveryHandle):
     def lost(self) -> bool:
         return self._worker.ended.done()
 
-    def settle_soon(self) -> None:
+    def settle(self) -> None:
         self._worker.finish_job(self._job, serialize_value(None))
 
     async def refuse(self, reason: str) -> None:  # noqa: ARG002  eMQP can't carry it
@@ -332,7 +335,7 @@ class _EmqpHandle(DeliveryHandle):
         self._worker.finish_job(self._job, serialize_value(TIMEOUT))
 
 
-def _from_job(worker: _WorkerPeer, job: RequestReceived, *, of_call: bool = False) -> Message:
+def _from_job(worker: _QueueWorker, job: RequestReceived, *, of_call: bool = False) -> Message:
     headers = Headers.parse(job.headers)
     properties, content_type = from_typed(headers.properties())
     if "content-type" not in headers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
@@ -34,7 +35,15 @@ from crosswire.wire.epoxy.comm import ErrorCode
 
 __all__ = ["EpoxyAdapter"]
 
+_log = logging.getLogger("crosswire.client.adapters.epoxy")
+
 _HUB: Final = "crosswire.Hub"
+_CODES: Final = {
+    "provider_lost": ErrorCode.CONNECTION_SHUT_DOWN,
+    "timeout": ErrorCode.TIMEOUT_ERROR,
+    "unknown_op": ErrorCode.METHOD_NOT_FOUND,
+}
+"""Bond's codes for those that the hub has in all protocols."""
 _module = hub_module()
 _service: Final = _module.service(_HUB)
 
@@ -196,8 +205,7 @@ class _EpoxyFeed(Feed):
     def __init__(self, owner: FeedOwner | None) -> None:
         self._owner = owner
         self._settling: dict[tuple[EpoxyPeer, int], list[int]] = {}
-        self._settled: asyncio.Future[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._settler: asyncio.Task[None] | None = None
 
     def begin(self, client: EpoxyClient, fail: Callable[[CrosswireError], None]) -> None:
         self.client = client
@@ -222,32 +230,32 @@ class _EpoxyFeed(Feed):
             )
         )
 
-    def settle(self, peer: EpoxyPeer, number: int, identifier: int) -> asyncio.Future[None]:
-        """Settle with all others of this turn of the loop, in one call; done with its answer."""
-        self._settling.setdefault((peer, number), []).append(identifier)
-        if self._settled is None:
-            self._settled = asyncio.get_running_loop().create_future()
-            task = asyncio.create_task(self._settle_all(self._settled))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        return self._settled
+    def settle(self, peer: EpoxyPeer, number: int, identifier: int) -> None:
+        """Settle, with all others that are settled until the next call can be made.
 
-    async def _settle_all(self, settled: asyncio.Future[None]) -> None:
-        await asyncio.sleep(0)
-        settling, self._settling, self._settled = self._settling, {}, None
+        The answer comes after the hub's commit: a program that waited for each would do one message
+        at a time.
+        """
+        self._settling.setdefault((peer, number), []).append(identifier)
+        if self._settler is None:
+            self._settler = asyncio.create_task(self._settle_all())
+
+    async def _settle_all(self) -> None:
         try:
-            for (peer, number), ids in settling.items():
-                settlement = _struct("Settlement", subscription=number, ids=ids)
-                await performed(peer.call_bytes(_HUB, "Settle", settlement))
-        except CrosswireError as error:
-            settled.set_exception(error)
-            settled.exception()  # asyncio warns of an exception that nobody has fetched
-        else:
-            settled.set_result(None)
+            while self._settling:
+                settling, self._settling = self._settling, {}
+                for (peer, number), ids in settling.items():
+                    settlement = _struct("Settlement", subscription=number, ids=ids)
+                    try:
+                        await peer.call_bytes(_HUB, "Settle", settlement)
+                    except CrosswireError as error:
+                        _log.warning("%d messages were not settled: %s", len(ids), error)
+        finally:
+            self._settler = None
 
     async def close(self) -> None:
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        if self._settler is not None:
+            await asyncio.wait([self._settler])
         await self.client.close()
 
 
@@ -262,12 +270,8 @@ class _EpoxyHandle(DeliveryHandle):
     def lost(self) -> bool:
         return self._peer.ended.done()
 
-    def settle_soon(self) -> None:
+    def settle(self) -> None:
         self._feed.settle(self._peer, self._number, self._id)
-
-    async def settle(self) -> None:
-        # Shielded: a caller that gives up must not take the settlements of others with it.
-        await asyncio.shield(self._feed.settle(self._peer, self._number, self._id))
 
     async def refuse(self, reason: str) -> None:
         settlement = _struct(
@@ -303,6 +307,8 @@ class _EveryMethod(Mapping[tuple[str, str], Handler]):
 
 def _failure(failed: ProviderFailed) -> CallFailed:
     """Bond's codes are numbers: a code that isn't one begins the text."""
+    if failed.code in _CODES:
+        return CallFailed(_CODES[failed.code], failed.description)
     if failed.code.lstrip("-").isdecimal() and -(2**31) <= int(failed.code) < 2**31:
         return CallFailed(int(failed.code), failed.description)
     return CallFailed(ErrorCode.INTERNAL_SERVER_ERROR, str(failed))

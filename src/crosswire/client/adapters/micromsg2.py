@@ -212,7 +212,7 @@ class _MicroMsg2Handle(DeliveryHandle):
     def lost(self) -> bool:
         return self._delivery.peer.ended.done()
 
-    def settle_soon(self) -> None:
+    def settle(self) -> None:
         self._delivery.acknowledge()
 
     async def refuse(self, reason: str) -> None:

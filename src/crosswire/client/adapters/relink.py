@@ -20,15 +20,15 @@ from crosswire.client.adapters.contract import (
     HubTarget,
     SubscriptionRequest,
     from_typed,
+    retried,
     typed,
 )
 from crosswire.client.message import DeliveryHandle, Message
-from crosswire.client.native.dial import Backoff, within
+from crosswire.client.native.dial import within
 from crosswire.client.native.relink import Received, Receiver, RelinkClient
 from crosswire.client.refusals import refusal_of
 from crosswire.envelope import Property
 from crosswire.errors import (
-    ConnectFailed,
     ConnectionLost,
     CrosswireError,
     HandshakeFailed,
@@ -119,29 +119,17 @@ class RelinkAdapter(Adapter):
 
     async def opened(self, make: Callable[[], RelinkClient], timeout_s: float) -> RelinkClient:
         """A connected link; retries while no hub is reached. Raises HubError if it refuses."""
-        backoff: Backoff = self.target.backoff()
 
-        async def try_again() -> RelinkClient:
-            while True:
-                client = make()
-                try:
-                    await client.__aenter__()
-                    return client
-                except WrongProtocol:
-                    raise
-                except HandshakeFailed as error:
-                    raise HubError(_REFUSED.format(client.link.terms.endpoint)) from error
-                except ConnectFailed as error:
-                    failures.append(error)
-                await asyncio.sleep(backoff.next_s())
+        async def open_once() -> RelinkClient:
+            client = make()
+            try:
+                return await client.__aenter__()
+            except WrongProtocol:
+                raise
+            except HandshakeFailed as error:
+                raise HubError(_REFUSED.format(client.link.terms.endpoint)) from error
 
-        failures: list[ConnectFailed] = []
-        try:
-            return await within(timeout_s, "no connection", try_again())
-        except RequestTimeout:
-            if failures:
-                raise failures[-1] from None
-            raise
+        return await retried(open_once, self.target.backoff(), timeout_s)
 
     async def publish(
         self, destination: str, messages: Sequence[EncodedMessage], timeout_s: float
@@ -399,7 +387,7 @@ class _RelinkHandle(DeliveryHandle):
         # A link survives its connection: only its end loses what was not settled.
         return self._client.link.ended
 
-    def settle_soon(self) -> None:
+    def settle(self) -> None:
         self._received.consume()
 
     async def refuse(self, reason: str) -> None:  # noqa: ARG002  Relink can't carry it

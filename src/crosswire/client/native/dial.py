@@ -15,11 +15,14 @@ from crosswire.errors import (
     ClientError,
     ConnectFailed,
     ConnectionLost,
+    HandshakeFailed,
     RequestFailed,
     RequestTimeout,
+    WrongProtocol,
 )
 from crosswire.session import Session, SessionOwner, use_keep_alive
 from crosswire.wire.contract import Connection
+from crosswire.wire.registry import begins_as_expected, recognize, title_of
 
 __all__ = [
     "Addresses",
@@ -28,6 +31,8 @@ __all__ = [
     "Redialler",
     "StayingClient",
     "dial",
+    "handshake_failed",
+    "wait_opened",
     "within",
 ]
 
@@ -37,6 +42,9 @@ _TEMPORARY: Final = frozenset(
     {"connection-shut-down", "internal", "provider_lost", "refused", "timeout", "timeout-error"}
 )
 """Codes of refusals that a later attempt may not get; any other would come again."""
+
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"})
+"""What OpenSSL calls an answer that is not TLS."""
 
 T = TypeVar("T")
 
@@ -70,12 +78,57 @@ async def dial(
             _, session = await loop.create_connection(
                 lambda: Session(connect, owner), host, port, ssl=tls
             )
+    except ssl.SSLError as error:
+        if error.reason in _NO_TLS:
+            raise WrongProtocol(f"{host}:{port} does not speak TLS: is the port right?") from error
+        raise HandshakeFailed(f"no TLS with {host}:{port}: {error}") from error
     except (OSError, TimeoutError) as error:
         reason = str(error) or "no answer in time"
         raise ConnectFailed(f"can't connect to {host}:{port}: {reason}") from error
     if keep_alive:
         use_keep_alive(session.transport)
     return session
+
+
+async def wait_opened(session: Session, opened: Awaitable[None], timeout_s: float) -> None:
+    """Wait for the handshake; a socket without one is closed at once, whatever the reason.
+
+    Raises HandshakeFailed or WrongProtocol.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            await opened
+        # Some handshakes can be misread: any 24 bytes may be a Relink listener's.
+        if not begins_as_expected(session.connection, session.first_bytes):
+            raise handshake_failed(session, "it begins differently")
+    except TimeoutError:
+        session.abort()
+        await asyncio.wait([session.gone])
+        raise handshake_failed(session, f"none within {timeout_s:g} s") from None
+    except BaseException:
+        session.abort()
+        await asyncio.wait([session.gone])
+        raise
+
+
+def handshake_failed(session: Session, why: str) -> HandshakeFailed:
+    """The error of a connection that ended before its handshake was done: what answered, if it
+    is not what we speak."""
+    connection = session.connection
+    expected, answered = title_of(connection), recognize(session.first_bytes)
+    address = _address_of(session)
+    if answered is not None and answered != expected:
+        return WrongProtocol(
+            f"{address} speaks {answered}, not {expected}: is the port right?", found=answered
+        )
+    if not session.first_bytes:
+        why = f"{why}; nothing was received: is it a port for {expected}?"
+    return HandshakeFailed(f"no handshake with {address}: {why}")
+
+
+def _address_of(session: Session) -> str:
+    peer = session.transport.get_extra_info("peername") if session.opened else None
+    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "the peer"
 
 
 class Addresses:
@@ -131,6 +184,10 @@ class Backoff:
 
 class OpenPeer(Shape):
     """The far end of a session that is open; `ended` is done when it no longer is."""
+
+    @property
+    def session(self) -> Session:
+        """The session on its socket."""
 
     @property
     def ended(self) -> asyncio.Future[None]:
@@ -253,8 +310,13 @@ class StayingClient(Generic[P]):
     """A client that stays connected. Requests wait while there is no connection."""
 
     def __init__(
-        self, connect: Callable[[], Awaitable[P]], *, backoff: Backoff | None = None
+        self,
+        connect: Callable[[], Awaitable[P]],
+        *,
+        backoff: Backoff | None = None,
+        connect_timeout_s: float = 10.0,
     ) -> None:
+        self._connect_timeout_s = connect_timeout_s
         self._redialler: Redialler[P] = Redialler(
             connect, backoff=backoff, on_end=self._on_redialler_end
         )
@@ -288,7 +350,7 @@ class StayingClient(Generic[P]):
 
     async def _opened(self, peer: P, opened: Awaitable[None]) -> P:
         """The peer, when its handshake is done and what earlier connections had is restored."""
-        await opened
+        await wait_opened(peer.session, opened, self._connect_timeout_s)
         try:
             await self._restore(peer)
         except BaseException:

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
-from crosswire.client.native.dial import within
-from crosswire.errors import ConnectionLost, CrosswireError, HandshakeFailed
+from crosswire.client.native.dial import handshake_failed, within
+from crosswire.errors import ConnectionLost, CrosswireError
 from crosswire.session import Session
 from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, Event
 
@@ -49,7 +49,7 @@ class RemotePeer(ABC):
         """The connection has ended. Overriding methods fail what is pending before they call it."""
         self.end = end
         if not self.opened.done():
-            self.opened.set_exception(HandshakeFailed(f"no handshake: {self.why()}"))
+            self.opened.set_exception(handshake_failed(self.session, self.why()))
             self.opened.exception()  # asyncio warns of an exception that nobody has fetched
         self.ended.set_result(None)
 

@@ -72,6 +72,8 @@ def parse_address(url: str, *, application: str = "crosswire") -> LogAddress:
         ports *= len(hosts)
     if len(ports) != len(hosts):
         raise ConfigError("the address of the log has not as many ports as hosts")
+    if not all(not port or (port.isdecimal() and 0 < int(port) < 65536) for port in ports):
+        raise ConfigError("a port in the address of the log is not a number from 1 to 65535")
     servers = []
     for host, port in zip(hosts, ports, strict=True):
         own: dict[str, Any] = {

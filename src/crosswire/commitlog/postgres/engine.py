@@ -57,6 +57,8 @@ __all__ = ["Durability", "PostgresEngine", "postgres_log"]
 Durability = Literal["verify", "trust"]
 
 _NAME_TAKEN_S: Final = 10.0
+_OTHERS_S: Final = 0.5
+"""How long other servers are waited for when one has answered."""
 _SAFE_LEVELS: Final = ("on", "remote_apply")
 _STATE_ENCODER: Final = msgspec.msgpack.Encoder()
 _STATE_DECODER: Final = msgspec.msgpack.Decoder(ReplicaState)
@@ -116,7 +118,6 @@ class PostgresEngine(RecordEngine):
         self._writer: PostgresSession | None = None
         self._reader: PostgresSession | None = None
         self._reading = asyncio.Lock()
-        self._last_server: ServerAddress | None = None
         self._partition_stop = 0
         self._partition_records = PARTITION_RECORDS
 
@@ -134,28 +135,46 @@ class PostgresEngine(RecordEngine):
     # Connections.
 
     async def _connect(self, *, commit_level: str) -> PostgresSession:
-        """A connection to the primary that is in use, wherever that is now. Raises LogForeign,
-        LogTooNew, LogRefused, LogUnavailable."""
-        last = self._last_server
-        servers = sorted(self._address.servers, key=lambda server: server is not last)
-        errors: list[LogError] = []
-        for server in servers:
-            try:
-                session = await PostgresSession.connect(server, synchronous_commit=commit_level)
-            except LogError as error:
-                errors.append(error)
-                continue
-            try:
-                await self._look(session)
-            except LogError as error:
+        """A connection to the primary, wherever that is now. Raises LogForeign, LogTooNew,
+        LogRefused, LogUnavailable.
+
+        All servers are asked at once. A primary that was replaced may go on to answer, and would
+        wait for copies forever: of several, the one with the newest timeline is the primary.
+        """
+        attempts = {
+            asyncio.ensure_future(self._try(server, commit_level))
+            for server in self._address.servers
+        }
+        pending, errors = attempts, list[LogError]()
+        sessions: list[tuple[PostgresSession, _ServerFacts]] = []
+        try:
+            while pending:
+                # Servers that don't answer at all must not delay those that do.
+                patience_s = _OTHERS_S if sessions else None
+                done, pending = await asyncio.wait(
+                    pending, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    break
+                for task in done:
+                    found = task.result()
+                    if isinstance(found, LogError):
+                        errors.append(found)
+                    else:
+                        sessions.append(found)
+            sessions.sort(key=lambda each: (each[1].system == self.system, each[1].timeline))
+            for session, facts in sessions[-1:]:
+                self.accept_server(facts.system, facts.timeline, session.address)
+                del sessions[-1]
+                return session
+        finally:
+            for task in pending:
+                task.cancel()
+            for ended in await asyncio.gather(*pending, return_exceptions=True):
+                if isinstance(ended, tuple):
+                    sessions.append(ended)
+            for session, _ in sessions:
                 await session.close()
-                errors.append(error)
-                continue
-            except BaseException:
-                await session.close()
-                raise
-            self._last_server = server
-            return session
         # The one that a person has to do something about.
         for kind in (LogForeign, LogTooNew, LogRefused):
             for each in errors:
@@ -163,8 +182,25 @@ class PostgresEngine(RecordEngine):
                     raise each
         raise LogUnavailable("; ".join(each.reason for each in errors))
 
+    async def _try(
+        self, server: ServerAddress, commit_level: str
+    ) -> tuple[PostgresSession, _ServerFacts] | LogError:
+        """A connection to this server, if it is a primary of our log."""
+        try:
+            session = await PostgresSession.connect(server, synchronous_commit=commit_level)
+        except LogError as error:
+            return error
+        try:
+            return session, await self._look(session)
+        except LogError as error:
+            await session.close()
+            return error
+        except BaseException:
+            await session.close()
+            raise
+
     async def _look(self, session: PostgresSession) -> _ServerFacts:
-        """Is it a server of our log, that may be used? Raises as `_connect`."""
+        """The server and the log that it has. Raises as `_connect`."""
         try:
             rows = await session.run(self._statements.look, within_s=self._answer_s)
         except NoAnswer as error:
@@ -178,15 +214,22 @@ class PostgresEngine(RecordEngine):
                 f"there is no log in the schema {self._address.schema} of the database at "
                 f"{session.address}: `crosswire replication init` makes one"
             )
-        return self._accept(rows[0], session)
-
-    def _accept(self, row: TupleRow, session: PostgresSession) -> _ServerFacts:
-        facts = _ServerFacts(*row)
+        facts = _ServerFacts(*rows[0])
         if facts.layout != LAYOUT:
             raise LogTooNew(
                 f"the tables of the log at {session.address} have the layout {facts.layout}, this "
                 f"version reads {LAYOUT}"
             )
+        return facts
+
+    async def _look_again(self, session: PostgresSession) -> _ServerFacts:
+        """`_look`, on a server that may be used. Raises LogForeign, LogUnavailable, too."""
+        facts = await self._look(session)
+        self.accept_server(facts.system, facts.timeline, session.address)
+        return facts
+
+    def _accept(self, row: TupleRow, session: PostgresSession) -> _ServerFacts:
+        facts = _ServerFacts(*row)
         self.accept_server(facts.system, facts.timeline, session.address)
         return facts
 
@@ -226,7 +269,7 @@ class PostgresEngine(RecordEngine):
             session.warnings.clear()
             rows = await session.run(statement, parameters, within_s=self._answer_s)
             before = self._accept(rows[0], session) if rows else None
-            after = await self._look(session)
+            after = await self._look_again(session)
         except LogError as error:
             await self._drop_writer()
             return EngineAnswer(WriteOutcome.UNKNOWN, reason=error.reason)
@@ -329,7 +372,7 @@ class PostgresEngine(RecordEngine):
                 self._reader = await self._connect(commit_level="local")
             session = self._reader
             try:
-                facts = await self._look(session)
+                facts = await self._look_again(session)
             except BaseException:
                 await self._drop_reader()
                 raise

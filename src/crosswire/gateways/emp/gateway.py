@@ -14,7 +14,6 @@ those before it. What an operation stores is durable before it is answered.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import Any, ClassVar, Final
@@ -58,15 +57,16 @@ from crosswire.gateways.payloads import JSON, from_raw_body
 from crosswire.hub.attachment import Attachment, Delivery
 from crosswire.hub.schedules import Schedule
 from crosswire.hub.services import Answer, Provider
+from crosswire.hub.turns import Share
 from crosswire.wire.contract import Connection, Event
 from crosswire.wire.emp.connection import EmpConnection
 from crosswire.wire.emp.events import RequestReceived, ResponseReceived
 
 __all__ = ["EmpGateway"]
 
-_AT_ONCE: Final = 256
-"""Requests that are processed before other connections get their turn of the loop; consecutive
-publishes are one."""
+
+_EARLY: Final = 256
+"""Messages that are sent before others may have a turn."""
 
 
 class _StoredReply(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ class EmpGateway(Gateway):
         self._is_waiting = False
         """Whether the last operation is not answered: the ones after it wait."""
         self._is_advancing = False
-        self._is_resuming = False
+        self._resume = Share(self.hub.turns, self.owned(self._go_on))
         self._awaited: dict[int, tuple[Attachment | Provider, int]] = {}
         """Requests of ours that the peer has not answered, and the messages that they carried."""
         self._subscriptions: dict[int, Attachment] = {}
@@ -133,13 +133,13 @@ class EmpGateway(Gateway):
         """Process requests up to the first that must wait.
 
         An operation that is answered at once calls this again: the loop that runs takes the next,
-        so that a peer with thousands of requests can't deepen the stack. The rest of a long queue
-        waits for the next turn of the event loop.
+        so that a peer with thousands of requests can't deepen the stack. What is left when the turn
+        of the event loop is over waits for another one.
         """
         if self._is_advancing:
             return
         self._is_advancing = True
-        room = _AT_ONCE
+        is_over = self.hub.turns.is_over
         try:
             while self._requests and not self._is_waiting and not self.connection.closed:
                 if self._requests[0].op == "$publish":
@@ -147,25 +147,19 @@ class EmpGateway(Gateway):
                 elif self._published:
                     # Responses leave in the order of requests: those of publishes come first.
                     return
-                elif room:
-                    room -= 1
-                    self._perform(self._requests.popleft())
                 else:
-                    self._resume_later()
-                    return
+                    self._perform(self._requests.popleft())
+                    if is_over() and self._requests:
+                        self._resume.later()
+                        return
         finally:
             self._is_advancing = False
 
-    def _resume_later(self) -> None:
-        def resume() -> None:
-            self._is_resuming = False
-            if not self.left:
-                self._advance()
-                self.session.wake()
-
-        if not self._is_resuming:
-            self._is_resuming = True
-            asyncio.get_running_loop().call_soon(self.owned(resume))
+    def _go_on(self) -> None:
+        """Process the requests that waited for another turn."""
+        if not self.left:
+            self._advance()
+            self.session.wake()
 
     def _perform(self, request: RequestReceived) -> None:
         operation = _OPERATIONS.get(request.op)
@@ -349,7 +343,12 @@ class EmpGateway(Gateway):
         attachment = self._subscriptions.get(number)
         if attachment is not None and attachment not in self._numbers:
             self._numbers[attachment] = number
-            self.deliver(attachment, self._early.pop(attachment, []))
+            early = self._early.pop(attachment, [])
+            for start in range(0, len(early), _EARLY):
+                # Before all that the hub hands out later, and in parts, as the hub does.
+                part = early[start : start + _EARLY]
+                self.hub.defer("emp delivery", self.owned(self.deliver), attachment, part)
+            self.hub.hand_out()
 
     def _unsubscribe(self, data: bytes) -> bytes:
         number = msgspec.json.decode(data, type=UnsubscribeData).subscription

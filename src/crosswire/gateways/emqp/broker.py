@@ -47,6 +47,11 @@ _REMEMBERED: Final = 10_000
 _WATCHED: Final = 100_000
 _SCAN_S: Final = 1.0
 """The interval at which queues without a consumer are searched for requests."""
+_SCANNED: Final = 500
+_SCAN_PAUSE_S: Final = 0.01
+"""The number that is searched at once, before others have a turn."""
+_OFFERED: Final = 64
+"""Queues without a consumer that a worker is offered at once."""
 
 
 class AssignedJob:
@@ -118,12 +123,15 @@ class BrokerWorker(BrokerPeer, Protocol):
     queues: tuple[WeightedQueue, ...]
     queue_names: frozenset[str]
     processed: int
+    stand_ins: int
+    """How many times it began to stand in for a queue."""
 
     def jobs(self) -> Iterator[AssignedJob]:
         """Jobs that it has not answered."""
 
-    def stand_in(self, destination: str) -> None:
-        """Take the requests of this queue too, while nobody else does."""
+    def stand_in(self, destination: str) -> bool:
+        """Take the requests of this queue too, while nobody else does; False if it can't stand in
+        for one more."""
 
     def step_down(self, destination: str) -> None:
         """Take no more of them; a job that it has, it may finish."""
@@ -166,6 +174,10 @@ class Broker:
         self._prefix = f"{secrets.token_hex(6)}-"
         self._spellings: OrderedDict[tuple[str, bytes], str] = OrderedDict()
         """KBAI or KBYE, as a peer that is gone spelled it, by listener and identity."""
+        self._unserved: OrderedDict[str, None] = OrderedDict()
+        """Queues that nobody consumes and in which requests may wait, those that were offered to a
+        worker last at the end."""
+        self._to_scan: list[str] = []
         self.requested: set[str] = set()
         """Queues that eMQP clients have sent requests to, in this run or an earlier one."""
         # Stored, so that after a restart requests in these queues still reach default workers.
@@ -316,15 +328,21 @@ class Broker:
         Requests get there without `expect` too: replayed, or given back by a consumer that left.
         """
         if self.stopping or not any(self._default_workers()):
+            self._to_scan = []
             return
-        for destination in list(self.requested):
+        if not self._to_scan:
+            self._to_scan = list(self.requested)
+        part, self._to_scan = self._to_scan[:_SCANNED], self._to_scan[_SCANNED:]
+        for destination in part:
             if self._is_waiting(destination):
                 self._stand_in(destination)
-        self.hub.call_at_least(self.default, now + _SCAN_S, self._scan_requested)
+        pause_s = _SCAN_PAUSE_S if self._to_scan else _SCAN_S
+        self.hub.call_at_least(self.default, now + pause_s, self._scan_requested)
 
     def _stand_in(self, destination: str) -> None:
         if self.settings.unknown_queue == "hold" or destination == self.default:
             return
+        self._unserved[destination] = None
         # Attaching calls `_on_consumers` for this queue, which must not undo it at once.
         self._is_arranging = True
         try:
@@ -332,6 +350,29 @@ class Broker:
                 worker.stand_in(destination)
         finally:
             self._is_arranging = False
+
+    def offer(self, worker: BrokerWorker) -> bool:
+        """A default worker has free slots: have it stand in for queues that wait longest.
+
+        Not for all of them at once: whatever it takes wakes all queues that share its window.
+        Returns whether it stands in for another one now.
+        """
+        if self.stopping or self.settings.default_queue not in worker.queue_names:
+            return False
+        before = worker.stand_ins
+        self._is_arranging = True
+        try:
+            for _ in range(min(len(self._unserved), _OFFERED)):
+                destination = next(iter(self._unserved))
+                if not self._is_waiting(destination):
+                    del self._unserved[destination]
+                elif worker.stand_in(destination):
+                    self._unserved.move_to_end(destination)
+                else:
+                    break
+        finally:
+            self._is_arranging = False
+        return worker.stand_ins > before
 
     def _on_consumers(self, queue: Queue) -> None:
         """A consumer of a queue came or left: stand in for it, or stop doing so."""

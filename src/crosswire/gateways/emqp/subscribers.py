@@ -8,6 +8,7 @@ Topics of all protocols are delivered. There is no acknowledgement: being writte
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Final
 
 from crosswire.errors import Forbidden, TooLargeToSend
@@ -28,8 +29,9 @@ class SubscriberGateway(EmqpGateway):
 
     def __init__(self, context: GatewayContext, listener: str) -> None:
         super().__init__(context, listener)
-        self._prefixes: dict[bytes, None] = {}
-        self._wanted: tuple[bytes, ...] = ()
+        self._prefixes: set[bytes] = set()
+        self._lengths: Counter[int] = Counter()
+        """How many prefixes there are of each length."""
         self._subscriber: Subscriber | None = None
         self._unsettled: list[int] = []
         self._unwritten_bytes = 0
@@ -42,16 +44,29 @@ class SubscriberGateway(EmqpGateway):
         changed = False
         for event in events:
             if isinstance(event, Subscribed):
-                self._prefixes[event.topic] = None
-                changed = True
+                changed |= self._add(event.topic)
             elif isinstance(event, Unsubscribed):
-                self._prefixes.pop(event.topic, None)
-                changed = True
+                changed |= self._remove(event.topic)
             else:
                 self.act(event)
         if changed:
-            self._wanted = tuple(self._prefixes)
             self._follow()
+
+    def _add(self, prefix: bytes) -> bool:
+        if prefix in self._prefixes:
+            return False
+        self._prefixes.add(prefix)
+        self._lengths[len(prefix)] += 1
+        return True
+
+    def _remove(self, prefix: bytes) -> bool:
+        if prefix not in self._prefixes:
+            return False
+        self._prefixes.remove(prefix)
+        self._lengths[len(prefix)] -= 1
+        if not self._lengths[len(prefix)]:
+            del self._lengths[len(prefix)]
+        return True
 
     def _follow(self) -> None:
         if self._subscriber is not None:
@@ -70,8 +85,13 @@ class SubscriberGateway(EmqpGateway):
         self.attachments.add(attachment)
 
     def _wants(self, topic: str) -> bool:
-        """Whether the peer gets a topic; the hub keeps the answer until subscriptions change."""
-        if not topic.encode().startswith(self._wanted):
+        """Whether the peer gets a topic; the hub keeps the answer until subscriptions change.
+
+        A look for each length that a prefix of this name may have, not for each prefix: there may
+        be tens of thousands.
+        """
+        name = topic.encode()
+        if not any(name[:size] in self._prefixes for size in self._lengths if size <= len(name)):
             return False
         try:
             self.require("consume", f"topic/{topic}")

@@ -45,6 +45,10 @@ __all__ = ["WorkerGateway"]
 _GRACE_S: Final = 2.0
 """How long after a job's timeout the hub fails it: the worker's own report comes first."""
 
+_STAND_INS: Final = 64
+"""Queues without a consumer that it takes requests of at a time: each of its slots wakes them all.
+"""
+
 _LEFT: Final = "the worker left before it answered"
 
 
@@ -60,6 +64,7 @@ class WorkerGateway(EmqpGateway):
         self._jobs: dict[str, list[AssignedJob]] = {}
         """By message id. Two clients may use the same: then the oldest is answered first."""
         self._stand_ins: dict[str, Attachment] = {}
+        self.stand_ins = 0
 
     def jobs(self) -> Iterator[AssignedJob]:
         """Jobs and calls that it has not answered."""
@@ -99,6 +104,7 @@ class WorkerGateway(EmqpGateway):
         # After settling, so that the next jobs are chosen with these done.
         if slots and self.connection.state is State.REGISTERED:
             self._window.grant(slots, now)
+            self._take_unserved(now)
         if self.broker.stopping:
             self.broker.check_stopped()
 
@@ -187,14 +193,17 @@ class WorkerGateway(EmqpGateway):
 
     # Consume: queues without a consumer.
 
-    def stand_in(self, destination: str) -> None:
-        """Take the requests of this queue too, while nobody else does."""
+    def stand_in(self, destination: str) -> bool:
+        """Take the requests of this queue too, while nobody else does; False if it can't stand in
+        for one more, which is so only while its slots are taken."""
         if destination in self._stand_ins:
-            return
+            return True
         try:
             self.require("consume", destination)
         except Forbidden:
-            return
+            return True
+        if len(self._stand_ins) >= _STAND_INS and not self._drop_stand_in():
+            return False
         broker = self.broker
 
         # Only requests of eMQP clients: messages of other protocols wait for a real consumer.
@@ -212,7 +221,27 @@ class WorkerGateway(EmqpGateway):
             choice=choice,
         )
         self._stand_ins[destination] = attachment
+        self.stand_ins += 1
         self.attachments.add(attachment)
+        return True
+
+    def _take_unserved(self, now: float) -> None:
+        """Stand in for queues that nobody consumes, as long as slots are free."""
+        while self._window.free > 0 and not self.left and self.broker.offer(self):
+            if self.hub.turns.is_over():
+                self.hub.call_at_least(self, now, self._take_unserved)
+                return
+
+    def _drop_stand_in(self) -> bool:
+        """Stop standing in for a queue in which nothing waits; False if there is none."""
+        for destination in self._stand_ins:
+            queue = self.hub.queue(destination)
+            attachment = self._stand_ins[destination]
+            is_idle = queue.memory.loaded >= queue.memory.visible and not queue.memory.ready
+            if is_idle and isinstance(attachment, Consumer) and not attachment.held:
+                self.step_down(destination)
+                return True
+        return False
 
     def step_down(self, destination: str) -> None:
         """Stop standing in: the queue has a consumer. Jobs that it has, it may finish first."""

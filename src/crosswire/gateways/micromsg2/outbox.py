@@ -340,7 +340,7 @@ class Outbox:
     def refuse(self, sequence: int, reason: str) -> None:
         """The peer can't process a message: its acknowledgement refuses it.
 
-        Only then, because acknowledgements tell which message has this number.
+        Only then, because acknowledgements are in the order of messages.
         """
         if len(self._refusals) < _REFUSALS:
             self._refusals[sequence] = reason

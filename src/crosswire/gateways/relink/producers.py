@@ -30,6 +30,7 @@ from crosswire.wire.relink.events import (
     RollbackReceived,
     ShutdownReceived,
 )
+from crosswire.wire.relink.frames import Buffer
 
 __all__ = ["ProduceEnd", "TransactEnd"]
 
@@ -39,8 +40,10 @@ _STAMP_BYTES: Final = 48
 """The most that the hub's stamp adds to a record."""
 
 _States = dict[int, ReceivingChannel]
-_Step = tuple[int, int, Envelope | None]
+_Step = tuple[int, int, Sequence[Buffer] | None]
 """Channel, sequence number and message; without one the channel is closed."""
+_BATCH: Final = 512
+"""Steps that are taken in one turn of the event loop: a multicast of 132 KiB has 65,536."""
 
 
 class ProduceEnd(LinkEnd):
@@ -75,14 +78,10 @@ class ProduceEnd(LinkEnd):
 
     def receive(self, events: list[Event]) -> None:
         """Produce the messages of one read, after those that wait."""
-        todo, origin = self._todo, self.origin
+        todo = self._todo
         for event in events:
             if type(event) is MessageReceived:
-                try:
-                    todo.append((event.channel, event.sequence, from_parts(event.parts, origin)))
-                except InvalidEnvelope as error:
-                    self.end(InvalidRequest(str(error)))
-                    return
+                todo.append((event.channel, event.sequence, event.parts))
             elif type(event) is CloseReceived:
                 todo.append((event.channel, 0, None))
             elif type(event) is ShutdownReceived:
@@ -93,10 +92,15 @@ class ProduceEnd(LinkEnd):
         """Begin the next batch, unless one is being committed or waits for room."""
         if self._batch is not None or self._retry is not None or not self._todo:
             return
-        todo, self._todo = self._todo, []
+        todo, self._todo = self._todo[:_BATCH], self._todo[_BATCH:]
+        origin = self.origin
+        try:
+            envelopes = [from_parts(step[2], origin) for step in todo if step[2] is not None]
+        except InvalidEnvelope as error:
+            self.end(InvalidRequest(str(error)))
+            return
         # Worked out before: if the hub refused one message in the middle, those after it would
         # overtake it.
-        envelopes = [step[2] for step in todo if step[2] is not None]
         count = QueueCapacity(self.hub.target(self.endpoint.destination)).take(envelopes)
         if count < len(envelopes):
             todo, rest = _split(todo, count)
@@ -121,7 +125,7 @@ class ProduceEnd(LinkEnd):
             receipt.add_done_callback(guarded(self._committed, self.broken))
         if self._retry is None:
             self._retry_s = _RETRY_FIRST_S
-            self.hold(False)
+            self.hold(len(self._todo) >= _BATCH)
 
     def _save_states(self, todo: list[_Step]) -> _States:
         """Save, and give, the states of channels that the peer may know after the commit."""
@@ -244,8 +248,9 @@ class TransactEnd(LinkEnd):
     def _advance(self) -> None:
         if self._is_writing or not self._todo:
             return
-        todo, self._todo = self._todo, []
+        todo, self._todo = self._todo[:_BATCH], self._todo[_BATCH:]
         self._is_writing = True
+        self.hold(len(self._todo) >= _BATCH)
         batch = _ReadBatch(self, todo)
         if batch.envelopes:
             self.context.count("produced", "relink", by=len(batch.envelopes))

@@ -48,6 +48,8 @@ from crosswire.store.contract import Page
 __all__ = ["Backlog"]
 
 _RECLAIM_AFTER: Final = 65_536
+_RETURNED: Final = 64
+"""Messages that return to the backlog before others may have a turn."""
 _NOBODY: Final = LedgerPeer()
 
 
@@ -221,14 +223,24 @@ class Backlog(ABC):
     def detach(self, consumer: Consumer, now: float, cause: str) -> None:
         """Remove a consumer; what it held is ready again at once, in the old order."""
         returned = self._dispatch.remove(consumer)
-        if returned:
-            # The last one first, as each goes to the front.
-            for item in reversed(returned):
-                self._retries.fail(item, consumer, Step.RETURNED, cause, now, 0.0)
-            self._commits.changed(self)
-            self.make_room(consumer, len(returned), now)
+        # The last one first, as each goes to the front. In parts, which are deferred: all of them
+        # are before the next dispatch, which would hand out what comes later first.
+        returned.reverse()
+        for start in range(0, len(returned), _RETURNED):
+            part = returned[start : start + _RETURNED]
+            self._loop.defer("return", self._return, consumer, part, now, cause)
         self._loop.touch(self)
         self._loop.pump(now)
+
+    def _return(self, consumer: Consumer, items: Sequence[Item], now: float, cause: str) -> None:
+        """What a consumer that left has held is ready again."""
+        for item in items:
+            # It may have been settled since by other means, a message that was taken back.
+            if self.memory.items.get(item.id) is item:
+                self._retries.fail(item, consumer, Step.RETURNED, cause, now, 0.0)
+        self._commits.changed(self)
+        self.make_room(consumer, len(items), now)
+        self._loop.touch(self)
 
     def dispatch(self, now: float) -> None:
         """Hand out what is ready to consumers with capacity."""
@@ -440,6 +452,7 @@ class Backlog(ABC):
         self._store.retain(number, envelope.id, record)
         self._commits.request()
         # A filter may match it now, and a smaller one makes room.
+        self._dispatch.look_again()
         self.check()
         self._loop.touch(self)
         self._loop.pump(self._loop.now)

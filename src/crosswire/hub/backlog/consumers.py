@@ -8,7 +8,8 @@ its turn and put back if it has capacity left, or if it was passed over.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from crosswire.envelope import MICROSECONDS
 from crosswire.hub.attachment import Consumer, Delivery, Item
@@ -18,6 +19,12 @@ from crosswire.hub.core import Core
 from crosswire.hub.ledger import Step
 
 __all__ = ["ConsumerDispatch"]
+
+_PART: Final = 256
+_PART_BYTES: Final = 1 << 19
+"""Messages, and their size, that are handed out before others may have a turn."""
+_TESTED: Final = 64
+"""Messages that a filter is asked about before it is checked whether the turn is over."""
 
 
 class ConsumerDispatch:
@@ -91,16 +98,25 @@ class ConsumerDispatch:
         )
 
     def dispatch(self, now: float) -> None:
-        """Hand out what is ready; each consumer gets all of its messages in one call."""
-        memory = self._memory
+        """Hand out what is ready, or a part of it; each consumer gets all of its messages of the
+        part in one call."""
+        memory, is_over = self._memory, self._loop.turns.is_over
         memory.fill()
         self.is_held_up = False
         given: dict[Consumer, list[Delivery]] = {}
         passed: list[Consumer] = []
         now_us = int(now * MICROSECONDS)
+        left, most_bytes = _PART, memory.held_bytes + _PART_BYTES
         try:
             # `memory.ready` is another object after messages expired: never keep a reference.
             while memory.ready and self._eligible:
+                if (
+                    left <= 0
+                    or memory.held_bytes >= most_bytes
+                    or (self.filtering and given and is_over())
+                ):
+                    self._loop.touch(self._owner)
+                    break
                 consumer = heapq.heappop(self._eligible)[3]
                 consumer.is_listed = False
                 if not consumer.is_open or consumer.window.free <= 0:
@@ -112,11 +128,17 @@ class ConsumerDispatch:
                 before = consumer.window.free
                 if self.filtering:
                     self._give_matching(consumer, given, now, now_us)
+                    if is_over() and consumer.window.free == before:
+                        # Perhaps it was not asked about all of them.
+                        passed.append(consumer)
+                        self._loop.touch(self._owner)
+                        break
                 else:
                     # One message a turn, so that consumers of equal weight share; alone, it gets
                     # as many as it can take without passing through the heap for each.
-                    count = 1 if self._eligible else before
+                    count = 1 if self._eligible else min(before, left)
                     self._give_some(consumer, count, given, now, now_us)
+                left -= before - consumer.window.free
                 if consumer.window.free == before and self.filtering:
                     passed.append(consumer)
                 elif consumer.window.free > 0:
@@ -152,7 +174,8 @@ class ConsumerDispatch:
         self._turns += 1
         consumer.last_used = self._turns
         held, free, lease_s = consumer.held, consumer.window.free, consumer.lease_s
-        held_bytes, most_bytes = memory.held_bytes, memory.window_bytes
+        held_bytes = memory.held_bytes
+        most_bytes = min(memory.window_bytes, held_bytes + _PART_BYTES)
         while ready and count and (held_bytes < most_bytes or not held):
             item = ready.popleft()
             envelope = item.envelope
@@ -174,9 +197,14 @@ class ConsumerDispatch:
     def _give_matching(
         self, consumer: Consumer, given: dict[Consumer, list[Delivery]], now: float, now_us: int
     ) -> None:
-        """Give it the first message that its filter matches; the others stay for others."""
+        """Give it the first message that its filter matches; the others stay for others.
+
+        Its filter is asked about each message once. If the turn is over before it was asked about
+        all, it goes on from there.
+        """
         memory, has_expired = self._memory, False
-        for index, item in enumerate(memory.ready):
+        is_over = self._loop.turns.is_over
+        for tested, (index, item) in enumerate(self._unseen(consumer), 1):
             if self._retries.is_expired(item, now_us):
                 has_expired = True
             elif consumer.takes(item.envelope):
@@ -186,9 +214,45 @@ class ConsumerDispatch:
                 self._give(item, consumer, now)
                 given.setdefault(consumer, []).append(Delivery(item.envelope, item.delivered))
                 consumer.window.free -= 1
+                if not item.returned:
+                    consumer.seen_id, consumer.seen_returns = item.id, memory.returns
                 break
+            elif not item.returned and not tested % _TESTED and is_over():
+                consumer.seen_id, consumer.seen_returns = item.id, memory.returns
+                break
+        else:
+            consumer.seen_id, consumer.seen_returns = memory.loaded, memory.returns
         if has_expired:
             self._retries.expire_all(now_us)
+
+    def _unseen(self, consumer: Consumer) -> Iterator[tuple[int, Item]]:
+        """Ready messages that its filter was not asked about, and their indexes.
+
+        Those that returned are in front of all others, the last one first; the others are in order
+        of ids. So what is new is at both ends.
+        """
+        ready, seen_id = self._memory.ready, consumer.seen_id
+        first = ready[0]
+        if consumer.choice is not None or (first.id > seen_id and not first.returned):
+            # A choice may change at any time: nothing is seen for good.
+            yield from enumerate(ready)
+            return
+        for index, item in enumerate(ready):
+            if item.returned <= consumer.seen_returns:
+                break
+            yield index, item
+        new = 0
+        for item in reversed(ready):
+            if item.returned or item.id <= seen_id:
+                break
+            new += 1
+        for index in range(len(ready) - new, len(ready)):
+            yield index, ready[index]
+
+    def look_again(self) -> None:
+        """A message has changed: filters are asked about all of them again."""
+        for consumer in self.consumers:
+            consumer.seen_id = consumer.seen_returns = 0
 
     def _give(self, item: Item, consumer: Consumer, now: float) -> None:
         item.delivered += 1

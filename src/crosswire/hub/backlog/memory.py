@@ -105,6 +105,8 @@ class BacklogMemory:
         self.visible = 0
         self.items: dict[int, Item] = {}
         self.ready: deque[Item] = deque()
+        self.returns = 0
+        """How many times a message became ready again."""
         self.size_bytes = 0
         self.held_bytes = 0
         self.window_messages = window_messages
@@ -173,6 +175,12 @@ class BacklogMemory:
         self.items[item.id] = item
         self.grow(item.size)
         self.ready.append(item)
+
+    def put_back(self, item: Item) -> None:
+        """It is ready again, before all others."""
+        self.returns += 1
+        item.returned = self.returns
+        self.ready.appendleft(item)
 
     def grow(self, size: int) -> None:
         """It holds this many bytes more, or less."""

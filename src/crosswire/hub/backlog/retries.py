@@ -76,7 +76,7 @@ class Retries:
         if delay_s is None:
             delay_s = owner.retry.delay_s(item.delivered, self._core.chance())
         if delay_s <= 0:
-            self._memory.ready.appendleft(item)
+            self._memory.put_back(item)
             self._loop.touch(owner)
             return
         item.due = now + delay_s
@@ -167,7 +167,7 @@ class Retries:
         while self._delayed and self._delayed[0][0] <= now:
             item = heapq.heappop(self._delayed)[2]
             item.due = 0.0
-            memory.ready.appendleft(item)
+            memory.put_back(item)
             self._loop.touch(owner)
         while self._leases and self._leases[0][0] <= now:
             due, identifier, attempt = heapq.heappop(self._leases)

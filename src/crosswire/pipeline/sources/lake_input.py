@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +25,7 @@ from crosswire.lake.schemas import SCHEMAS
 from crosswire.pipeline.sources.inputs import Inputs
 from crosswire.pipeline.tables.missing_rows import ALWAYS_US, MissingLakeRows
 
-__all__ = ["LakeInput", "SkippedFile", "inspect_lake"]
+__all__ = ["LakeInput", "SkippedFile", "hole_before", "inspect_lake"]
 
 _FOLDERS: Final = {"wire": "taps", "messages": "messages", "ledger": "ledgers", "gaps": "gaps"}
 """The tables of a lake, and the fields of Inputs with their folders."""
@@ -62,11 +62,8 @@ class LakeInput:
     @property
     def notes(self) -> list[str]:
         """A line for each hole and each skipped file."""
-        lines = []
-        for each in self.missing:
-            whose = f"of node {each.node}, " if each.node else ""
-            lines.append(f"{whose}{each.reason}: what depends on them is uncertain")
-        return lines + [f"skipped {each.path}: {each.reason}" for each in self.skipped]
+        skipped = [f"skipped {each.path}: {each.reason}" for each in self.skipped]
+        return [each.note for each in self.missing] + skipped
 
 
 @dataclass
@@ -237,33 +234,35 @@ def _missing(tables: Mapping[str, _TableFiles]) -> Iterator[MissingLakeRows]:
         files = tables[table].files
         for before, after in pairwise(files):
             if before.node == after.node and after.first > before.last + 1:
-                yield _hole(before, after, recorded)
+                hole = hole_before(after, before.last, before)
+                yield replace(hole, recorded=_recorded_reason(hole, recorded))
     yield from (each for each in recorded if each.by_id)
     if tables["ledger"].files and not tables["messages"].files:
         yield MissingLakeRows("messages", "", _NO_TABLE, _NO_TABLE)
 
 
-def _hole(
-    before: LakeFile, after: LakeFile, recorded: Sequence[MissingLakeRows]
-) -> MissingLakeRows:
-    first, last = before.last + 1, after.first - 1
-    reasons = [
-        each.recorded
-        for each in recorded
-        if (each.table, each.node) == (before.table, before.node)
-        and each.first <= last
-        and each.last >= first
-    ]
-    earlier, later = _times(before.path), _times(after.path)
+def hole_before(file: LakeFile, reached: int, before: LakeFile | None = None) -> MissingLakeRows:
+    """The rows that are missing between the row `reached`, which the file `before` ends with, if
+    it is still there, and a file."""
+    earlier = None if before is None else _times(before.path)
+    later = _times(file.path)
     return MissingLakeRows(
-        before.table,
-        before.node,
-        first,
-        last,
+        file.table,
+        file.node,
+        reached + 1,
+        file.first - 1,
         after_us=0 if earlier is None else earlier[1],
         before_us=ALWAYS_US if later is None else later[0],
-        recorded=reasons[0] if reasons else "",
     )
+
+
+def _recorded_reason(hole: MissingLakeRows, recorded: Sequence[MissingLakeRows]) -> str:
+    """What the hub recorded about a hole; empty if nothing."""
+    for each in recorded:
+        is_same = (each.table, each.node) == (hole.table, hole.node)
+        if is_same and each.first <= hole.last and each.last >= hole.first:
+            return each.recorded
+    return ""
 
 
 def _times(path: Path | str) -> tuple[int, int] | None:

@@ -20,11 +20,15 @@ from crosswire.errors import InvalidInput
 from crosswire.lake.files import LakeFile, parse_name
 from crosswire.pipeline.sources.capture_reader import Split, advance
 from crosswire.pipeline.sources.inputs import Inputs, search
+from crosswire.pipeline.sources.lake_input import hole_before
+from crosswire.pipeline.tables.missing_rows import MissingLakeRows
 
 __all__ = ["CaptureRead", "InputPosition", "LakeRows", "NewInput", "NewInputFinder", "files_of"]
 
 _HEAD_BYTES: Final = 64
 _SETTLED_S: Final = 10.0
+_LAKE_TABLES: Final = {"taps": "wire", "messages": "messages", "ledgers": "ledger"}
+"""The fields of InputPosition, and the tables of a lake."""
 
 Listing = Callable[[str], Iterable[tuple[str, int]]]
 """Of a folder of a lake: the path and the size of each of its files."""
@@ -84,7 +88,7 @@ class LakeRows(NamedTuple):
 
 class NewInput(msgspec.Struct, frozen=True):
     """The input of one batch, and the position after it; `lagging` are the tables that have more
-    input than the batch takes in."""
+    input than the batch takes in, `missing` rows that should be in it and are nowhere."""
 
     position: InputPosition
     taps: tuple[LakeRows, ...] = ()
@@ -94,6 +98,7 @@ class NewInput(msgspec.Struct, frozen=True):
     files: int = 0
     size_bytes: int = 0
     lagging: frozenset[str] = frozenset()
+    missing: tuple[MissingLakeRows, ...] = ()
 
     @property
     def rows(self) -> tuple[LakeRows, ...]:
@@ -106,7 +111,7 @@ Order = tuple[str, str, float]
 
 class _InputPiece(NamedTuple):
     """A file, or a part of it; `table` is its field of InputPosition and NewInput; `order` sorts
-    the pieces of all tables by their time."""
+    the pieces of all tables by their time; `hole` are rows that are missing before it."""
 
     order: Order
     size_bytes: int
@@ -115,6 +120,7 @@ class _InputPiece(NamedTuple):
     splits: tuple[Split, ...] = ()
     path: str = ""
     read: CaptureRead | None = None
+    hole: MissingLakeRows | None = None
 
 
 class NewInputFinder:
@@ -183,8 +189,9 @@ class NewInputFinder:
     ) -> Iterator[_InputPiece]:
         for folder in folders:
             last = getattr(position, table).get(folder, {})
-            for rows, size, order in _following(folder, last, self._listing):
-                yield _InputPiece(order, size, table, rows)
+            name = _LAKE_TABLES[table]
+            for rows, size, order, hole in _following(name, folder, last, self._listing):
+                yield _InputPiece(order, size, table, rows, hole=hole)
 
     def _captured(self, inputs: Inputs, position: InputPosition) -> Iterator[_InputPiece]:
         for path in inputs.captures:
@@ -276,6 +283,7 @@ def _joined_pieces(
         files=len(pieces),
         size_bytes=sum(piece.size_bytes for piece in pieces),
         lagging=lagging,
+        missing=tuple(piece.hole for piece in pieces if piece.hole is not None),
     )
 
 
@@ -293,10 +301,10 @@ def _joined(rows: list[LakeRows]) -> tuple[LakeRows, ...]:
 
 
 def _following(
-    folder: str, last: dict[str, int], listing: Listing
-) -> Iterator[tuple[LakeRows, int, Order]]:
-    """The rows of each file after the `last` ones, in order, with the file's size and its order
-    among the files of all tables.
+    table: str, folder: str, last: dict[str, int], listing: Listing
+) -> Iterator[tuple[LakeRows, int, Order, MissingLakeRows | None]]:
+    """The rows of each file after the `last` ones, in order, with the file's size, its order among
+    the files of all tables, and the rows that are missing before it.
 
     The order within a day is the share of the day's rows before the file: file names have no times,
     and files of different tables that cover about the same time should be read together.
@@ -316,15 +324,23 @@ def _following(
         ends[file.node, file.date] = min(low, file.first), max(high, file.last)
     reached = dict(last)
     dates: dict[str, str] = {}
+    before: dict[str, LakeFile] = {}
     for file, size in _in_order(files):
         first = max(file.first, reached.get(file.node, -1) + 1)
         if first <= file.last:
+            hole = None
+            if file.node in reached and first > reached[file.node] + 1:
+                named = file._replace(table=table)
+                hole = hole_before(named, reached[file.node], before.get(file.node))
             reached[file.node] = file.last
             # A clock may have been set back over midnight: rows must stay in order of number.
             date = dates[file.node] = max(file.date, dates.get(file.node, ""))
             low, high = ends[file.node, file.date]
             share = (file.first - low) / (high - low + 1) if date == file.date else 1.0
-            yield LakeRows(folder, file.node, first, file.last), size, (date, file.node, share)
+            rows = LakeRows(folder, file.node, first, file.last)
+            yield rows, size, (date, file.node, share), hole
+        if file.last == reached.get(file.node):
+            before[file.node] = file
 
 
 def _is_old(file: LakeFile, newest: dict[str, int]) -> bool:

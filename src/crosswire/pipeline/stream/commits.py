@@ -37,6 +37,7 @@ from crosswire.pipeline.output import STREAM
 from crosswire.pipeline.sources.new_input import InputPosition
 from crosswire.pipeline.stream.columns import KEPT, TARGET_TABLE
 from crosswire.pipeline.stream.watermarks import CompleteUpTo, HubTimes
+from crosswire.pipeline.tables.missing_rows import MissingLakeRows
 from crosswire.pipeline.tables.names import LAYERS
 
 __all__ = ["DAYS", "StreamCommit", "StreamOutput", "StreamStaging", "StreamStart"]
@@ -54,12 +55,24 @@ _VERSION: Final = 2
 """Version of all that is stored in `.stream`: a stream of another version is refused."""
 
 
+_OPTIONS: Final = {
+    "tables": "--tables",
+    "ports": "--port",
+    "since": "--since",
+    "since_us": "--since",
+    "late_us": "--late",
+}
+"""The fields of StreamStart, and the options of the command line that set them."""
+
+
 class StreamStart(msgspec.Struct, frozen=True):
     """The options of a stream that can't change while it exists: its rows depend on them."""
 
     tables: list[str]
     since_us: int
     ports: dict[int, str]
+    late_us: int
+    since: str = ""
     version: int = _VERSION
 
     def wants(self, *names: str) -> bool:
@@ -78,6 +91,7 @@ class StreamCommit(msgspec.Struct, frozen=True):
     rows             by table: final rows of all batches, provisional rows of this one
     accounts         sums of gold.accounting by protocol, of final rows; open_accounts: provisional
     clocks           by node: the newest time of each of the hub's tables
+    missing          rows of lakes that should have been in the input and were nowhere
     findings         counts of gold.reconciliation and gold.deliveries; open_findings: provisional
     files            by table: files with provisional rows
     days             by table and date: files of the tables that are replaced by day
@@ -94,6 +108,7 @@ class StreamCommit(msgspec.Struct, frozen=True):
     accounts: dict[str, dict[str, int]] = {}
     open_accounts: dict[str, dict[str, int]] = {}
     clocks: dict[str, HubTimes] = {}
+    missing: list[MissingLakeRows] = []
     findings: dict[str, int] = {}
     open_findings: dict[str, int] = {}
     files: dict[str, list[str]] = {}
@@ -150,8 +165,9 @@ class StreamOutput:
     # Reading.
 
     def begin(self, wanted: StreamStart) -> StreamStart:
-        """The options that hold: those of the first start. Raises InvalidInput if `wanted` differs
-        in tables or ports; the first start's `since_us` holds without complaint."""
+        """The options that hold: those of the first start. Raises InvalidInput if `wanted` has
+        others. `since` is the option's text: `7d` stands for the time that it was at the first
+        start."""
         path = f"{self._home}/begun.json"
         if not self._files.exists(path):
             self._files.write_text(path, msgspec.json.encode(wanted))
@@ -161,10 +177,12 @@ class StreamOutput:
             raise InvalidInput(
                 f"{self.root} was written by another version of crosswire: start a new folder"
             )
-        for name in ("tables", "ports"):
+        if wanted.since and wanted.since == begun.since:
+            wanted = msgspec.structs.replace(wanted, since_us=begun.since_us)
+        for name, option in _OPTIONS.items():
             if getattr(begun, name) != getattr(wanted, name):
                 raise InvalidInput(
-                    f"the stream in {self.root} was begun with other --{name}: go on with those, "
+                    f"the stream in {self.root} was begun with another {option}: go on with that, "
                     "or start a new folder"
                 )
         return begun

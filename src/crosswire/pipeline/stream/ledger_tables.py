@@ -37,7 +37,7 @@ from crosswire.pipeline.stream.commits import StreamOutput, StreamStaging, Strea
 from crosswire.pipeline.stream.watermarks import HubTimes, settled_before
 from crosswire.pipeline.summary import DELIVERY_FAULTS, LEDGER_TABLES
 from crosswire.pipeline.tables import reconciliation as reconciling
-from crosswire.pipeline.tables.deliveries import hops
+from crosswire.pipeline.tables.deliveries import hops, missing_ranges
 from crosswire.pipeline.tables.names import NOT_ACCEPTED, VERDICTS, WITHDRAWN
 from crosswire.pipeline.tables.steps import (
     ACCEPTED,
@@ -170,7 +170,6 @@ class LedgerTables:
         read: ReadRows,
         *,
         begun: StreamStart,
-        late_us: int,
     ) -> None:
         self._spark = spark
         self._output = output
@@ -178,10 +177,11 @@ class LedgerTables:
         self._new_input = new_input
         self._read = read
         self._chosen = [name for name in LEDGER_TABLES if begun.wants(name)]
-        self._late_us = late_us
+        self._late_us = begun.late_us
         self._before = output.state(_STATE)
         self._has_wire = bool(new_input.position.taps)
         last = output.last
+        self._missing = (*(last.missing if last is not None else ()), *new_input.missing)
         self.hub_times: dict[str, HubTimes] = {} if last is None else dict(last.clocks)
         self.findings: dict[bool, dict[str, int]] = {True: {}, False: {}}
         self.replaced_files: list[str] = []
@@ -368,7 +368,8 @@ class LedgerTables:
         both = reconciling.compare(
             rows, F.min("is_over").alias("is_over"), wire_columns=_OF_WIRE
         ).withColumn("horizon", self._by_node(horizons))
-        judged = reconciling.judge(both, counted).withColumn(KEPT, _is_final(settled))
+        judged = reconciling.judge(both, counted, self._missing)
+        judged = judged.withColumn(KEPT, _is_final(settled))
         return self._counted(
             "judged",
             judged,
@@ -451,11 +452,19 @@ class LedgerTables:
         # All hops of a message become final together: a step that brings a dropped message back
         # replaces all of its rows.
         rows = (
-            hops(steps.withColumn("newest", newest), reconciled, late_us=self._late_us)
+            hops(
+                steps.withColumn("newest", newest),
+                reconciled,
+                late_us=self._late_us,
+                missing=self._missing,
+            )
             .join(is_settled, list(_MESSAGE))
             .withColumn(KEPT, F.col("is_settled") & ~F.max("is_open").over(own))
             .drop("is_settled")
         )
+        if self._new_input.missing:
+            ranges = missing_ranges(self._spark, self._new_input.missing)
+            rows = rows.unionByName(ranges.withColumn(KEPT, F.lit(True)), allowMissingColumns=True)
         table = F.when(F.col("is_open"), _DELIVERIES[1]).otherwise(_DELIVERIES[0])
         rows = rows.withColumn(TARGET_TABLE, table)
 

@@ -53,7 +53,8 @@ class Stream:
     """Input, output and options of a stream.
 
     `once`: end when all input that is there now was read. `batch_bytes` is about how much input a
-    batch takes in, at least one file. The other options are those of `BatchJob`.
+    batch takes in, at least one file. `since` is the text that `since_us` was read from, if it
+    was one: a stream that is continued may repeat it. The other options are those of `BatchJob`.
     """
 
     paths: tuple[str, ...]
@@ -61,6 +62,7 @@ class Stream:
     once: bool = False
     tables: frozenset[str] = frozenset()
     since_us: int = 0
+    since: str = ""
     ports: Mapping[int, str] = field(default_factory=dict)
     late_us: int = LATE_US
     batch_bytes: int = BATCH_BYTES
@@ -114,10 +116,15 @@ class _StreamLoop:
         self._output = output
         self._once = stream.once
         self._paths = stream.paths
-        self._late_us = stream.late_us
         self._stop = stop
         self._notify = notify
-        wanted = StreamStart(sorted(stream.tables), stream.since_us, dict(stream.ports))
+        wanted = StreamStart(
+            sorted(stream.tables),
+            stream.since_us,
+            dict(stream.ports),
+            stream.late_us,
+            stream.since,
+        )
         self._begun = output.begin(wanted)
         self._finder = NewInputFinder(
             stream.paths,
@@ -144,13 +151,15 @@ class _StreamLoop:
         return replace(self._summary(start), notes=self._notes())
 
     def _notes(self) -> list[str]:
+        last = self._output.last
+        notes = [each.note for each in (last.missing if last is not None else ())]
         if not self._begun.wants(*LEDGER_TABLES):
-            return []
+            return notes
         if not self._position.ledgers:
-            return [NO_LEDGER]
+            return [*notes, NO_LEDGER]
         if self._begun.wants("reconciliation") and not self._position.taps:
-            return [NO_WIRE]
-        return []
+            return [*notes, NO_WIRE]
+        return notes
 
     @property
     def _position(self) -> InputPosition:
@@ -160,7 +169,7 @@ class _StreamLoop:
         """Run a batch and commit it. Retries if the lake was compacted meanwhile."""
         for attempt in range(_ATTEMPTS):
             start = time.monotonic()
-            batch = _StreamBatch(self._spark, self._begun, self._output, new_input, self._late_us)
+            batch = _StreamBatch(self._spark, self._begun, self._output, new_input)
             before = batch.input_files()
             try:
                 commit = batch.run()
@@ -224,7 +233,6 @@ class _StreamBatch:
         begun: StreamStart,
         output: StreamOutput,
         new_input: NewInput,
-        late_us: int,
     ) -> None:
         self._spark = spark
         self._begun = begun
@@ -243,7 +251,6 @@ class _StreamBatch:
                 new_input,
                 self._read_rows,
                 begun=begun,
-                late_us=late_us,
             )
         self._wire_tables = WireTables(
             spark,
@@ -313,6 +320,7 @@ class _StreamBatch:
             open_accounts=open_accounts,
             unsettled_days=unsettled_days,
             clocks=ledger.hub_times if ledger is not None else {},
+            missing=[*(last.missing if last is not None else ()), *self._new_input.missing],
             findings=findings,
             open_findings=ledger.findings[False] if ledger is not None else {},
         )

@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.pipeline.tables.missing_rows import ALWAYS_US, MissingLakeRows, reason_between
@@ -60,7 +60,7 @@ from crosswire.pipeline.tables.steps import (
     with_messages,
 )
 
-__all__ = ["LATE_US", "deliveries", "hops", "unrecorded"]
+__all__ = ["LATE_US", "deliveries", "hops", "missing_ranges"]
 
 LATE_US: Final = 5_000_000
 
@@ -72,7 +72,7 @@ _ENDS: Final = (SETTLED, ANSWERED, DEAD, EXPIRED, DROPPED, DAMAGED, FAILED, REPL
 _OPEN: Final = ("waiting", "held")
 _UNKNOWN: Final = "unknown"
 _NO_ACCEPTANCE: Final = "the ledger does not have its acceptance: it begins later"
-_NO_STEPS: Final = "the ledger has none of its steps"
+_ENDS_BEFORE: Final = "the ledger ends before it"
 _DEAD_LETTERS: Final = "^queue/.+/dead$"
 
 
@@ -94,46 +94,53 @@ def deliveries(
     steps = with_messages(ledger, envelopes)
     steps = steps.join(F.broadcast(newest), "node")
     rows = hops(steps, reconciled, late_us=late_us, missing=holes)
-    return rows.unionByName(unrecorded(ledger, envelopes, holes), allowMissingColumns=True)
+    rows = rows.unionByName(_unrecorded(ledger, envelopes, holes), allowMissingColumns=True)
+    ranges = missing_ranges(ledger.sparkSession, holes)
+    return rows.unionByName(ranges, allowMissingColumns=True)
 
 
-def unrecorded(
-    ledger: DataFrame, envelopes: DataFrame, missing: Iterable[MissingLakeRows]
+def _unrecorded(
+    ledger: DataFrame, envelopes: DataFrame, missing: list[MissingLakeRows]
 ) -> DataFrame:
-    """Rows for what the ledger lacks: its missing ranges, and messages since its beginning of which
-    it has no step."""
-    spark = ledger.sparkSession
-    begin = ledger.groupBy("node").agg(F.min("time").alias("begin"))
+    """Rows for messages of which the ledger has no step, because rows of that time are missing or
+    the ledger ends before."""
+    newest = ledger.groupBy("node").agg(F.max("time").alias("newest"))
     known = ledger.select("node", "id").distinct()
-    alone = (
-        envelopes.join(F.broadcast(begin), "node")
-        .where(F.col("time") >= F.col("begin"))
+    hole = reason_between(missing, "ledger", F.col("time"), F.col("time"))
+    later = F.when(F.col("time") > F.col("newest"), _ENDS_BEFORE)
+    return _unknown(
+        envelopes.join(F.broadcast(newest), "node")
         .join(known, ["node", "id"], "left_anti")
+        .withColumn("reason", F.coalesce(hole, later))
+        .where(F.col("reason").isNotNull())
+        .select(
+            "node",
+            "id",
+            "kind",
+            "destination",
+            F.col("protocol").alias("producer_protocol"),
+            F.col("connection").alias("producer"),
+            F.col("time").alias("accepted"),
+            "reason",
+            (F.crc32("payload") == F.col("crc")).alias("intact"),
+        )
     )
-    no_steps = reason_between(missing, "ledger", F.col("time"), F.col("time"))
-    messages = alone.select(
-        "node",
-        "id",
-        "kind",
-        "destination",
-        F.col("protocol").alias("producer_protocol"),
-        F.col("connection").alias("producer"),
-        F.col("time").alias("accepted"),
-        F.coalesce(no_steps, F.lit(_NO_STEPS)).alias("reason"),
-        (F.crc32("payload") == F.col("crc")).alias("intact"),
-    )
-    ranges = spark.createDataFrame(
-        [
-            (hole.node, hole.after_us or None, hole.reason)
-            for hole in missing
-            if hole.table == "ledger"
-        ],
-        "node string, accepted bigint, reason string",
-    )
-    rows = messages.unionByName(ranges, allowMissingColumns=True)
-    zero, no = F.lit(0).cast("bigint"), F.lit(False)
-    counts = dict.fromkeys(("attempts", "refusals", "returns"), zero)
-    flags = dict.fromkeys(("late", "lost", "doubled", "is_open"), no)
+
+
+def missing_ranges(spark: SparkSession, missing: Iterable[MissingLakeRows]) -> DataFrame:
+    """A row for each range of the ledger that is missing; `accepted` is the time before it."""
+    found = [
+        (each.node, each.after_us or None, each.reason)
+        for each in missing
+        if each.table == "ledger" and not each.by_id
+    ]
+    return _unknown(spark.createDataFrame(found, "node string, accepted bigint, reason string"))
+
+
+def _unknown(rows: DataFrame) -> DataFrame:
+    """Rows of which nothing is known but what they have."""
+    counts = dict.fromkeys(("attempts", "refusals", "returns"), F.lit(0).cast("bigint"))
+    flags = dict.fromkeys(("late", "lost", "doubled", "is_open"), F.lit(False))
     return rows.withColumns({**counts, **flags, "outcome": F.lit(_UNKNOWN)})
 
 

@@ -55,6 +55,12 @@ class MissingLakeRows:
         because = f" ({self.recorded})" if self.recorded else ""
         return f"{what} {self.first} to {self.last} of {self.table}/ are missing{because}"
 
+    @property
+    def note(self) -> str:
+        """A line for the summary of a run."""
+        whose = f"of node {self.node}, " if self.node else ""
+        return f"{whose}{self.reason}: what depends on them is uncertain"
+
 
 def reason_at(missing: Iterable[MissingLakeRows], table: str, time: Column) -> Column:
     """The reason if rows of `table` are missing of about this time; else null."""

@@ -63,12 +63,15 @@ class EmpClient(StayingClient[EmpPeer]):
         backoff: Backoff | None = None,
         connect_timeout_s: float = 10.0,
     ) -> None:
-        super().__init__(lambda: self._addresses.reach(self._connect), backoff=backoff)
+        super().__init__(
+            lambda: self._addresses.reach(self._connect),
+            backoff=backoff,
+            connect_timeout_s=connect_timeout_s,
+        )
         self._addresses = Addresses(host, port, others)
         self._tls = tls
         self._handlers = handlers or {}
         self._limits = limits
-        self._connect_timeout_s = connect_timeout_s
         self._deliver = deliver
         self._credentials = None if token is None else msgspec.json.encode({"token": token})
         self._subscriptions = KeptSubscriptions()

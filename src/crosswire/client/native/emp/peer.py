@@ -121,6 +121,7 @@ class EmpPeer(RemotePeer):
         `on_success` is called with the response before any event after it is handled.
         """
         if op in ("$extend", "$unsubscribe") and self.numbers.differ:
+            # The hub numbers subscriptions anew on each connection, the program keeps the first.
             data = self._with_our_number(data)
         try:
             identifier = self.connection.send_request(op, data)
@@ -147,6 +148,7 @@ class EmpPeer(RemotePeer):
         except LocalProtocolError as error:
             raise ConnectionLost(f"{op} was not sent: {self.why(error)}") from None
         self.session.wake()
+        # After sending: nothing is read before this coroutine awaits.
         pending = [self._replies.expect(each) for each in identifiers]
         try:
             responses = await within(timeout_s, f"no response to {op}", asyncio.gather(*pending))
@@ -183,11 +185,13 @@ class EmpPeer(RemotePeer):
                     self.opened.set_result(None)
                 case ConnectionClosed() | ConnectionFailed():
                     self.finish(event)
+        # One task for all requests of a read, not one for each.
         if self._to_answer and self._answering is None:
             self._answering = asyncio.create_task(self._answer())
 
     def finish(self, end: ConnectionClosed | ConnectionFailed) -> None:
         """Fail pending requests, and stop answering those of the peer."""
+        # First: a caller that gets the error, or a late answer, finds the connection ended.
         self.end = end
         self._replies.fail(self.lost())
         if self._answering is not None:
@@ -198,6 +202,8 @@ class EmpPeer(RemotePeer):
         answer = OwedAnswer(self, request.id)
         self._owed.append(answer)
         if request.op == "$deliver" and self._deliver is not None:
+            # Without waiting for handlers: a program may settle deliveries in any order; their
+            # answers wait in `_owed` for those before them.
             self._hand_over(self._deliver, request, answer)
         else:
             self._to_answer.append((request, answer))
@@ -245,6 +251,7 @@ class EmpPeer(RemotePeer):
             except Exception:
                 _log.exception("the handler of %s failed", request.op)
                 answer.fail("internal", "the handler failed")
+        # Nothing was awaited since the last look: a request that comes now starts another task.
         self._answering = None
 
 

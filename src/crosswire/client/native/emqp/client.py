@@ -112,13 +112,16 @@ class EmqpClient(StayingClient[_ClientPeer]):
         connect_timeout_s: float = 10.0,
         others: Sequence[tuple[str, int]] = (),
     ) -> None:
-        super().__init__(lambda: self._addresses.reach(self._connect), backoff=backoff)
+        super().__init__(
+            lambda: self._addresses.reach(self._connect),
+            backoff=backoff,
+            connect_timeout_s=connect_timeout_s,
+        )
         self._addresses = Addresses(host, port, others)
         self._host = host
         self._subscribers_port = subscribers_port
         self._mechanism = mechanism
         self._limits = limits or WITH_PINGS
-        self._connect_timeout_s = connect_timeout_s
 
     async def request(
         self,

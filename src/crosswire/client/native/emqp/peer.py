@@ -9,7 +9,7 @@ from itertools import count
 from typing import Final
 from uuid import uuid4
 
-from crosswire.client.native.dial import dial, within
+from crosswire.client.native.dial import dial, wait_opened, within
 from crosswire.client.native.remote import RemotePeer
 from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, Event
 from crosswire.wire.emqp.connection import EmqpConnection
@@ -126,7 +126,7 @@ async def connect_peer(
         )
 
     await dial(host, port, connect, peer, timeout_s=timeout_s)
-    await peer.opened
+    await wait_opened(peer.session, peer.opened, timeout_s)
 
 
 def _new_id() -> str:

@@ -60,13 +60,16 @@ class EmqpSubscriber(StayingClient[_SubscriberPeer]):
         connect_timeout_s: float = 10.0,
         others: Sequence[tuple[str, int]] = (),
     ) -> None:
-        super().__init__(lambda: self._addresses.reach(self._connect), backoff=backoff)
+        super().__init__(
+            lambda: self._addresses.reach(self._connect),
+            backoff=backoff,
+            connect_timeout_s=connect_timeout_s,
+        )
         self._addresses = Addresses(host, port, others)
         self.topics = list(topics)
         self._window = window
         self._mechanism = mechanism
         self._limits = limits or WITH_PINGS
-        self._connect_timeout_s = connect_timeout_s
         self._waiting: deque[Publication] = deque()
         self._arrived = asyncio.Event()
         self._closed = False

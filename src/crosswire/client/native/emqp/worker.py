@@ -239,6 +239,7 @@ class Worker:
     def _hand_in(self, message: bytes, request: str) -> None:
         peer = self._peer
         if peer is None or peer.connection.state not in (State.REGISTERED, State.LEAVING):
+            # Kept for the next connection: the broker knows the job by its request's id.
             self._unsent.append((message, request))
             return
         peer.connection.send_reply(message, request)
@@ -261,6 +262,7 @@ class Worker:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()):
             _log.error("a job could not be done", exc_info=error)
+        # A slot is offered when its job has ended, however it ended.
         self._offer()
         if not self._stopping:
             self._follow()
@@ -278,6 +280,7 @@ class Worker:
             if done:
                 self._answer(request, headers, self._value(work, request))
                 return
+            # Answered before it has ended: a thread can't be stopped, and the caller waits.
             self._answer(request, headers, TIMEOUT)
             work.cancel()
             # The slot is free only when the job has really ended.

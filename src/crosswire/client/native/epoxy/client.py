@@ -58,14 +58,17 @@ class EpoxyClient(StayingClient[EpoxyPeer]):
         backoff: Backoff | None = None,
         connect_timeout_s: float = 10.0,
     ) -> None:
-        super().__init__(lambda: self._addresses.reach(self._connect), backoff=backoff)
+        super().__init__(
+            lambda: self._addresses.reach(self._connect),
+            backoff=backoff,
+            connect_timeout_s=connect_timeout_s,
+        )
         self._addresses = Addresses(host, port, others)
         self._events_waiting = events_waiting
         self._tls = tls
         self._handlers = handlers or {}
         self._token = token
         self._limits = limits
-        self._connect_timeout_s = connect_timeout_s
         self._subscriptions = KeptSubscriptions()
         self._services: dict[str, None] = {}
 

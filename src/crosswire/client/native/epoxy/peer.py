@@ -189,6 +189,7 @@ class EpoxyPeer(RemotePeer):
             what = f"no response from {name}"
             responses = await within(timeout_s, what, asyncio.gather(*pending))
         finally:
+            # After a timeout: nobody would ever take these out otherwise.
             self._replies.forget(conversations)
             for conversation in conversations:
                 self.connection.forget_request(conversation)
@@ -278,8 +279,10 @@ class EpoxyPeer(RemotePeer):
 
     def finish(self, end: ConnectionClosed | ConnectionFailed) -> None:
         """Fail pending calls, and cancel handlers."""
+        # First: a handler that is cancelled below, or a sender that wakes, must find it ended.
         self.end = end
         self._replies.fail(self.lost())
+        # Nobody could be answered any more.
         self._to_handle.clear()
         for worker in self._workers:
             worker.cancel()
@@ -298,6 +301,7 @@ class EpoxyPeer(RemotePeer):
         while self.session.congested and self.end is None:
             if self._drained is None or self._drained.done():
                 self._drained = asyncio.get_running_loop().create_future()
+            # Shared by all who wait: one that is cancelled must not cancel it for the others.
             await asyncio.shield(self._drained)
 
     # Handling.
@@ -348,6 +352,7 @@ class EpoxyPeer(RemotePeer):
             _log.warning(
                 "%s.%s is not answered: %s", received.service_name, received.method_name, error
             )
+            # Too large for a frame: the caller waits for something, so it gets an error instead.
             if connection.is_owed(conversation):
                 connection.send_error(conversation, _internal_error("the response can't be sent"))
         self.session.wake()

@@ -16,7 +16,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import count
 from typing import Final
 
-from crosswire.client.native.dial import Addresses, Backoff, StayingClient, dial, within
+from crosswire.client.native.dial import (
+    Addresses,
+    Backoff,
+    StayingClient,
+    dial,
+    wait_opened,
+    within,
+)
 from crosswire.client.native.micromsg2.peer import MicroMsg2Delivery, MicroMsg2Peer
 from crosswire.client.native.micromsg2.subscription import MicroMsg2Subscription
 from crosswire.envelope import Property
@@ -91,12 +98,15 @@ class MicroMsg2Client(StayingClient[MicroMsg2Peer]):
         others: Sequence[tuple[str, int]] = (),
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
-        super().__init__(lambda: self._addresses.reach(self._connect), backoff=backoff)
+        super().__init__(
+            lambda: self._addresses.reach(self._connect),
+            backoff=backoff,
+            connect_timeout_s=connect_timeout_s,
+        )
         self._addresses = Addresses(host, port, others)
         self._offer = offer or client_offer()
         self._tls = tls
         self._limits = limits
-        self._connect_timeout_s = connect_timeout_s
         self._on_event = on_event
         self._peer: MicroMsg2Peer | None = None
         self._subscriptions: list[MicroMsg2Subscription] = []
@@ -226,7 +236,7 @@ class MicroMsg2Client(StayingClient[MicroMsg2Peer]):
             timeout_s=self._connect_timeout_s,
             keep_alive=True,
         )
-        await peer.opened
+        await wait_opened(peer.session, peer.opened, self._connect_timeout_s)
         self._peer = peer
         peer.ended.add_done_callback(lambda _: self._lose(peer))
         for subscription in self._subscriptions:

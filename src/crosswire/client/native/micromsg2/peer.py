@@ -46,6 +46,7 @@ class MicroMsg2Delivery:
         Raises LocalProtocolError if the server did not agree to `x-refuse`.
         """
         if not self._acknowledged and self.peer.end is None:
+            # In this order: when the acknowledgement arrives, the hub knows what it means.
             self.peer.connection.send_extension(REFUSE, refusal(self.sequence, reason))
             self.acknowledge()
 
@@ -123,6 +124,7 @@ class MicroMsg2Peer(RemotePeer):
                     self.finish(event)
                 case _ if self._on_event is not None:
                     self._on_event(event)
+        # Once for all acknowledgements of a read, each of which has freed a part of the window.
         self._send_waiting()
 
     def handle_drain(self) -> None:
@@ -135,6 +137,7 @@ class MicroMsg2Peer(RemotePeer):
         if not waiting or self.end is not None:
             return
         connection = self.connection
+        # Before each message: a large one is several frames, and each takes its part of the window.
         while waiting and connection.credit and not self.session.congested:
             destination, payload, properties, future = waiting.popleft()
             if future.done():
@@ -152,6 +155,7 @@ class MicroMsg2Peer(RemotePeer):
 
     def finish(self, end: ConnectionClosed | ConnectionFailed) -> None:
         """Fail what is not acknowledged, and what was not sent."""
+        # Two errors: what was not sent may be sent again without arriving twice.
         self.end = end
         why = self.why()
         for future in self._unsettled.values():

@@ -56,6 +56,7 @@ class MicroMsg2Subscription:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # With an exception the last message was not processed: it goes to another consumer.
         if kind is None:
             self._acknowledge_last()
         self.close()
@@ -66,6 +67,7 @@ class MicroMsg2Subscription:
     async def __anext__(self) -> MicroMsg2Delivery:
         self._acknowledge_last()
         while not self._held:
+            # After what is held: that was delivered before the error.
             if self._error is not None:
                 raise self._error
             if self._closed:

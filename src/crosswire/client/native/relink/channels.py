@@ -109,6 +109,7 @@ class Sender:
             try:
                 yield transaction
             except BaseException:
+                # Also when it is cancelled: the other side holds the messages until it is decided.
                 self.roll_back()
                 raise
             finally:
@@ -120,6 +121,7 @@ class Sender:
         """Close the channel and wait until all of it was consumed. It can be used again then."""
         async with self._turn:
             self._client.require_alive()
+            # Counted before it is closed: the answer can't come before this one awaits.
             goal = self._closed + 1
             self._client.link.close(self.channel)
             self._client.wake()
@@ -180,6 +182,7 @@ class Sender:
         while self._answered < goal:
             self._client.require_alive()
             await self._gate.wait()
+        # Refusals before `first` are of commits that nobody waited for to the end.
         refused = sum(len(run) for run in self._refusals if run.stop > first)
         self._refusals.clear()
         if refused:
@@ -278,6 +281,7 @@ class Receiver:
         """Acknowledge a message; one that is finished early waits for those before it."""
         if self._client.link.ended:
             return
+        # A link acknowledges in order: an early one waits here for those before it.
         self._finished[message] = success
         while self._unfinished and self._unfinished[0] in self._finished:
             oldest = self._unfinished.popleft()

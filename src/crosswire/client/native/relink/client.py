@@ -19,12 +19,18 @@ import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 
-from crosswire.client.native.dial import Addresses, Backoff, dial, within
+from crosswire.client.native.dial import (
+    Addresses,
+    Backoff,
+    dial,
+    handshake_failed,
+    wait_opened,
+    within,
+)
 from crosswire.client.native.relink.channels import Gate, Receiver, Sender
 from crosswire.errors import (
     ClientError,
     ConnectionLost,
-    HandshakeFailed,
     LinkLost,
 )
 from crosswire.plurals import plural
@@ -256,7 +262,7 @@ class RelinkClient:
     async def _connect_to(self, host: str, port: int) -> None:
         self._opened = asyncio.get_running_loop().create_future()
         await dial(host, port, self._make, self, tls=self._tls, timeout_s=self._connect_timeout_s)
-        await self._opened
+        await wait_opened(self.session, self._opened, self._connect_timeout_s)
 
     def _make(self, now: float) -> RelinkConnection:
         link = self.link
@@ -292,7 +298,7 @@ class RelinkClient:
         if self.link.ended and not self.was_shut_down:
             self._lose(LinkLost(f"{why}; {self._what_is_open()}"))
         if self._opened is not None and not self._opened.done():
-            self._opened.set_exception(HandshakeFailed(f"no handshake: {why}"))
+            self._opened.set_exception(handshake_failed(self.session, why))
             self._opened.exception()
         self._look_again()
 

@@ -423,12 +423,12 @@ async def test_dialling_survives_errors_of_the_system(start_server: StartServer)
     failures = 3
 
     class Unlucky(EmpClient):
-        async def _connect(self) -> Any:
+        async def _connect(self, host: str, port: int) -> Any:
             nonlocal failures
             if self._redialler._task is not None and failures:
                 failures -= 1
                 raise OSError(22, "Invalid argument")
-            return await super()._connect()
+            return await super()._connect(host, port)
 
     async with Unlucky("127.0.0.1", port, backoff=soon()) as client:
         await restarted(server, start_server)

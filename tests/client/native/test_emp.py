@@ -171,7 +171,7 @@ async def test_a_server_that_is_no_emp_server_fails_the_handshake() -> None:
 
     other = await asyncio.start_server(greet, "127.0.0.1", 0)
     port = other.sockets[0].getsockname()[1]
-    with pytest.raises(ConnectFailed, match="no handshake"):
+    with pytest.raises(ConnectFailed, match="speaks HTTP, not EMP"):
         await EmpClient("127.0.0.1", port).__aenter__()
     other.close()
 

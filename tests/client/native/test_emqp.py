@@ -39,7 +39,7 @@ from crosswire.wire.zmtp.mechanisms import PlainClient, PlainServer
 from tests.wire.emqp.broker import TestBroker
 
 SOON = Backoff(0.01, 0.02)
-THIS = "tests.client.test_emqp"
+THIS = "tests.client.native.test_emqp"
 
 
 def add(a: int, b: int = 2) -> dict[str, int]:

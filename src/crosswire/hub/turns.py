@@ -1,0 +1,153 @@
+"""Turns: how the thread of the event loop is shared between peers.
+
+One thread serves everybody, so what it does for one peer all others wait for. A turn is what it
+does between two looks at the sockets. Work that may be long is done in parts: when the turn is used
+up (`Turns.is_over`) it stops, and continues in a later one (`Share.later`).
+
+Who continues first is decided by fair queueing. A share that waits starts with the time that it had
+used when it began to wait, but never with less than the one that was served last; to this is added
+what it is likely to take next, at most `QUANTUM_S`, after which it waits again. The least sum is
+served first. So a peer that sends a ping now and then is before those that keep the thread busy,
+whatever their number, and each of these gets as much as the others.
+
+What a peer's messages cause in the hub may take longer than to read them: a publication to
+thousands of subscribers is deferred in parts. A share with such parts left (`Share.unfinished`) is
+not read from, or the parts would pile up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable
+from itertools import count
+from time import perf_counter, thread_time
+from typing import Final
+
+__all__ = ["QUANTUM_S", "TURN_S", "Share", "Turns"]
+
+TURN_S: Final = 0.008
+"""How long a turn may be before long work waits for the next one. What begins before that ends
+after it, so turns are longer than this, and parts must be much shorter."""
+QUANTUM_S: Final = TURN_S / 4
+"""How long one peer is served before others that wait."""
+
+
+class Share:
+    """One peer's part in the thread's time. `run` is called when its turn has come."""
+
+    __slots__ = ("_finish_s", "_is_parked", "_is_waiting", "_run", "_turns", "unfinished")
+
+    def __init__(self, turns: Turns, run: Callable[[], None]) -> None:
+        self._turns = turns
+        self._run = run
+        self._finish_s = 0.0
+        self._is_waiting = False
+        self._is_parked = False
+        self.unfinished = 0
+        """Parts of work that this peer caused and that wait in the dispatch loop."""
+
+    def may_run(self) -> bool:
+        """Whether work for this peer may begin now; if not, it calls `later`."""
+        return not self._is_waiting and not self.unfinished and not self._turns.is_over()
+
+    def used(self, seconds: float) -> None:
+        """Work for this peer took this long."""
+        self._finish_s = max(self._finish_s, self._turns.virtual_s) + seconds
+
+    def later(self, cost_s: float = QUANTUM_S) -> None:
+        """Have `run` called in a later turn; `cost_s` is how long it is likely to take."""
+        if not self._is_waiting:
+            self._is_waiting = True
+            self._turns.wait(self, self._finish_s, min(cost_s, QUANTUM_S))
+
+    def caused(self) -> None:
+        """A part of work was deferred for this peer."""
+        self.unfinished += 1
+
+    def finished(self) -> None:
+        """Such a part is done."""
+        self.unfinished -= 1
+        if not self.unfinished and self._is_parked:
+            self._is_parked = False
+            self._turns.wait(self, self._finish_s, QUANTUM_S)
+
+    def close(self) -> None:
+        """The peer is gone: `run` is not called any more."""
+        self._run = _nothing
+
+    def begin(self) -> None:
+        """Called by `Turns`: its turn has come."""
+        if self.unfinished:
+            self._is_parked = True
+            return
+        self._is_waiting = False
+        turns = self._turns
+        began, before, turns.current = perf_counter(), turns.current, self
+        try:
+            self._run()
+        finally:
+            turns.current = before
+            self.used(perf_counter() - began)
+
+
+class Turns:
+    """The turn that is running, and those who wait for the next one.
+
+    `enter` is called wherever the event loop enters the hub; `on_turn`, if set, is called after
+    each turn with the time for which it kept the thread busy.
+    """
+
+    def __init__(self) -> None:
+        self.current: Share | None = None
+        """For whom the thread works right now."""
+        self.virtual_s = 0.0
+        """What the share that was served last started with."""
+        self.on_turn: Callable[[float], None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._began: float | None = None
+        self._thread_s = 0.0
+        self._waiting: list[tuple[float, int, float, Share]] = []
+        self._numbers = count()
+
+    def enter(self) -> None:
+        """The event loop calls us: a turn begins, unless one is running."""
+        if self._began is None:
+            if self._loop is None:
+                self._loop = asyncio.get_running_loop()
+                self._thread_s = thread_time()
+            self._began = perf_counter()
+            self._loop.call_soon(self._end)
+
+    def is_over(self) -> bool:
+        """Whether this turn has had its time. Never, where no event loop called `enter`."""
+        return self._began is not None and perf_counter() - self._began > TURN_S
+
+    def wait(self, share: Share, finish_s: float, cost_s: float) -> None:
+        """Have a share served in a later turn."""
+        self.enter()
+        start_s = max(finish_s, self.virtual_s)
+        heapq.heappush(self._waiting, (start_s + cost_s, next(self._numbers), start_s, share))
+
+    def _end(self) -> None:
+        """The loop is about to look at the sockets: measure this turn, and begin the next one with
+        those who wait."""
+        assert self._began is not None
+        thread_s = thread_time()
+        if self.on_turn is not None:
+            # By the thread's own clock, which stands still while the thread waits for the disk or
+            # for a processor. It runs since the end of the last turn, when the thread may have done
+            # other things than ours: a turn is not longer than the time that has passed.
+            self.on_turn(min(perf_counter() - self._began, thread_s - self._thread_s))
+        self._thread_s = thread_s
+        self._began = None
+        if self._waiting:
+            self.enter()
+            while self._waiting and not self.is_over():
+                _, _, start_s, share = heapq.heappop(self._waiting)
+                self.virtual_s = max(self.virtual_s, start_s)
+                share.begin()
+
+
+def _nothing() -> None:
+    """Instead of `run`, after `close`."""

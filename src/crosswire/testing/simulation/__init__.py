@@ -1,0 +1,1 @@
+"""Simulated hubs, clients, networks, disks and clocks in one process, from one seed."""

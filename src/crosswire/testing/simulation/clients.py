@@ -1,0 +1,196 @@
+"""Programs that use the simulated hub: they produce, consume, call and serve, and report."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from typing import Final
+
+import msgspec
+
+from crosswire.client.client import Client
+from crosswire.client.connect import connect
+from crosswire.client.message import Message
+from crosswire.client.native.dial import Backoff
+from crosswire.errors import (
+    ClientError,
+    CrosswireError,
+    DeliveryLost,
+    HubError,
+    NoProvider,
+    ProviderLost,
+)
+from crosswire.testing.simulation.hub import HubMachine
+from crosswire.testing.simulation.observations import MessageKey, Observations
+from crosswire.testing.simulation.world import Process
+
+__all__ = ["PROTOCOLS", "Caller", "Consumer", "Producer", "Program", "Provider"]
+
+PROTOCOLS: Final = ("emp", "emqp", "relink", "epoxy", "micromsg2")
+_REQUEST_S: Final = 10.0
+_AGAIN_S: Final = 0.3
+
+
+def encode_message(key: MessageKey, filler: int) -> bytes:
+    """A payload that says which message it is, and shows if a byte of it is wrong."""
+    text = "".join(chr(97 + (key.number * 7 + index) % 26) for index in range(filler))
+    body = msgspec.json.encode([*key, text])
+    return msgspec.json.encode([*key, text, zlib.crc32(body)])
+
+
+def decode_message(payload: bytes) -> MessageKey:
+    """Which message this is. Raises ValueError if it is not what was sent."""
+    destination, producer, number, text, crc = msgspec.json.decode(payload)
+    if zlib.crc32(msgspec.json.encode([destination, producer, number, text])) != crc:
+        raise ValueError("its check sum is wrong")
+    return MessageKey(destination, producer, number)
+
+
+def _url(protocol: str, hub: HubMachine) -> str:
+    if protocol != "emqp":
+        return f"{protocol}://{hub.host}:{hub.ports[protocol]}"
+    ports = {name: hub.ports[f"emqp-{name}"] for name in ("workers", "publishers", "subscribers")}
+    query = "&".join(f"{name}={port}" for name, port in ports.items())
+    return f"emqp://{hub.host}:{hub.ports['emqp-clients']}?{query}"
+
+
+class Program:
+    """A program with one client of one protocol."""
+
+    def __init__(
+        self, process: Process, protocol: str, hub: HubMachine, seen: Observations
+    ) -> None:
+        self.name = process.name
+        self.protocol = protocol
+        self.random = process.world.random
+        self.world = process.world
+        self.seen = seen
+        self.is_finished = False
+        self._hub = hub
+
+    async def open(self) -> Client:
+        """A connected client; tries until there is a hub."""
+        while True:
+            client = connect(
+                _url(self.protocol, self._hub),
+                timeout_s=_REQUEST_S,
+                backoff=lambda: Backoff(0.05, 1.0),
+            )
+            try:
+                return await client.__aenter__()
+            except ClientError as error:
+                self.seen.failed(self.name, error)
+                await asyncio.sleep(_AGAIN_S)
+
+
+class Producer(Program):
+    """Sends messages one after the other, or some at a time."""
+
+    async def run(self, destination: str, count: int, pause_s: float) -> None:
+        """Send so many."""
+        client = await self.open()
+        number = 0
+        while number < count:
+            await asyncio.sleep(self.random.expovariate(1 / pause_s))
+            keys = []
+            for _ in range(1 if self.random.random() < 0.8 else self.random.randint(2, 20)):
+                number += 1
+                keys.append(MessageKey(destination, self.name, number))
+                self.seen.attempted(keys[-1])
+            payloads = [encode_message(key, self.random.randint(0, 300)) for key in keys]
+            try:
+                ids = await client.publish_many(destination, payloads)
+            except CrosswireError as error:
+                # Of several it is unknown which were taken.
+                if isinstance(error, HubError) and len(keys) == 1:
+                    self.seen.refused(keys[0])
+                self.seen.failed(self.name, error)
+            else:
+                # eMQP does not acknowledge what is published to a topic.
+                if self.protocol != "emqp" or not destination.startswith("topic/"):
+                    for key, identifier in zip(keys, ids, strict=True):
+                        self.seen.acknowledged(key, identifier)
+        self.is_finished = True
+
+
+class Consumer(Program):
+    """Consumes a queue, or a topic by a named subscription."""
+
+    async def run(self, destination: str, name: str, window: int, refusing: float) -> None:
+        """Consume until the world ends; refuse a share of what arrives."""
+        client = await self.open()
+        group = f"{destination} {name}" if name else destination
+        while True:
+            try:
+                subscription = client.subscribe(
+                    destination, name=name, window=window, start="earliest" if name else ""
+                )
+                async with subscription:
+                    self.seen.subscribed(group, self.name)
+                    async for message in subscription:
+                        await self._take(group, message, refusing)
+            except CrosswireError as error:
+                self.seen.failed(self.name, error)
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _take(self, group: str, message: Message, refusing: float) -> None:
+        try:
+            key = decode_message(message.payload)
+        except (ValueError, msgspec.DecodeError) as error:
+            self.world.violate(f"{self.name} got a message that nobody sent: {error}")
+            return
+        self.seen.delivered(group, key, self.name, message.attempt)
+        if self.random.random() < 0.3:
+            await asyncio.sleep(self.random.expovariate(100))
+        try:
+            if self.random.random() < refusing:
+                self.seen.returned(group, key)
+                await message.refuse("the simulation refuses some")
+            else:
+                self.seen.settled(group, key, self.name)
+                await message.settle()
+        except DeliveryLost as error:
+            self.seen.failed(self.name, error)
+
+
+class Provider(Program):
+    """Serves a service that answers with what it was asked."""
+
+    async def run(self, service: str) -> None:
+        """Serve until the world ends."""
+        client = await self.open()
+        while True:
+            try:
+                served = await client.serve(service, self._answer)
+                await asyncio.shield(served.ended)
+            except CrosswireError as error:
+                self.seen.failed(self.name, error)
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _answer(self, message: Message) -> object:
+        if self.random.random() < 0.3:
+            await asyncio.sleep(self.random.expovariate(50))
+        return message.json()
+
+
+class Caller(Program):
+    """Calls a service, and checks the answers."""
+
+    async def run(self, service: str, count: int, pause_s: float) -> None:
+        """Call so many times."""
+        client = await self.open()
+        for number in range(1, count + 1):
+            await asyncio.sleep(self.random.expovariate(1 / pause_s))
+            key = MessageKey(service, self.name, number)
+            started = self.world.now
+            try:
+                answer = await client.call(service, {"call": encode_message(key, 20).decode()})
+            except (NoProvider, ProviderLost, ClientError, HubError) as error:
+                self.seen.failed(self.name, error)
+                if self.world.now - started > 3 * _REQUEST_S:
+                    self.world.violate(f"{self.name}: a call took {self.world.now - started:.1f} s")
+            else:
+                got = decode_message(answer.json()["call"].encode())
+                if got != key:
+                    self.world.violate(f"{self.name} called with {key} and was answered {got}")
+        self.is_finished = True

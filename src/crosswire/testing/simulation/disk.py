@@ -1,0 +1,95 @@
+"""A disk that keeps, delays, fails and forgets, and the thread that syncs it.
+
+It has the behaviour that the store's engine is trusted with: groups are written in order, a sync
+makes all that was written durable, and after a power cut the disk holds a prefix of what was
+written that includes everything synced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+
+from crosswire.commitlog.local import Syncer
+from crosswire.errors import StoreError, StoreFailed, StoreFull
+from crosswire.store.memory import MemoryDisk, Operation
+
+__all__ = ["SimulatedDisk", "VirtualSyncer"]
+
+
+class SimulatedDisk(MemoryDisk):
+    """A `MemoryDisk` whose faults come from the world."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__()
+        self._random = random
+        self.is_full = False
+        self.failing_writes = 0
+        """How many of the next writes fail."""
+        self.failing_syncs = 0
+        self.sync_s = (0.0005, 0.003)
+        """The least and the greatest time of a sync."""
+
+    def write(self, operations: list[Operation]) -> None:
+        """Apply a group, unsynced. Raises StoreError."""
+        if self.is_full:
+            raise StoreFull("no space left on the simulated disk")
+        if self.failing_writes:
+            self.failing_writes -= 1
+            raise StoreFailed("the simulated disk failed to write")
+        super().write(operations)
+
+    def sync(self) -> None:
+        """Make all that was written survive a power cut. Raises StoreError."""
+        if self.failing_syncs:
+            self.failing_syncs -= 1
+            raise StoreFailed("the simulated disk failed to sync")
+        super().sync()
+
+    def cut_power(self) -> None:
+        """Keep what was synced, and by chance some of what was written after it, in order."""
+        kept = self.unsynced[: self._random.randint(0, len(self.unsynced))]
+        for each in kept:
+            self.apply_synced(each)
+        super().cut_power()
+
+
+class VirtualSyncer(Syncer):
+    """Syncs after a while instead of on a thread."""
+
+    def __init__(
+        self, sync: Callable[[], StoreError | None], disk: SimulatedDisk, random: Random
+    ) -> None:
+        super().__init__(sync, 0.0)
+        self._run_sync = sync
+        self._disk = disk
+        self._random = random
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._order: asyncio.TimerHandle | None = None
+        self._done: Callable[[StoreError | None], None] | None = None
+
+    def start(
+        self, loop: asyncio.AbstractEventLoop, done: Callable[[StoreError | None], None]
+    ) -> None:
+        """Nothing to start: orders are timers of the loop."""
+        self._loop, self._done = loop, done
+
+    def stop(self) -> None:
+        """Do the order that is under way, as a thread would before it ends."""
+        if self._order is not None:
+            self._order.cancel()
+            self._sync_ordered()
+
+    def order(self) -> None:
+        """Sync later."""
+        assert self._loop is not None
+        self._order = self._loop.call_later(
+            self._random.uniform(*self._disk.sync_s), self._sync_ordered
+        )
+
+    def _sync_ordered(self) -> None:
+        self._order = None
+        error = self._run_sync()
+        assert self._done is not None
+        self._done(error)

@@ -1,0 +1,142 @@
+"""A hub in the simulation: the real server on a simulated disk, network and clock."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from crosswire.commitlog.contract import CommitLog
+from crosswire.commitlog.local import LocalLog, Sync
+from crosswire.config import Config, LakeSettings
+from crosswire.errors import StoreError
+from crosswire.gateways.context import Clock
+from crosswire.listeners import PLAIN_LISTENERS
+from crosswire.server.server import Server
+from crosswire.server.watchdog import Watchdog
+from crosswire.store.contract import Store, StoreLimits
+from crosswire.store.memory import MemoryStore
+from crosswire.testing.simulation.disk import SimulatedDisk, VirtualSyncer
+from crosswire.testing.simulation.world import Machine, Process, World
+
+__all__ = ["HubMachine"]
+
+_FIRST_PORT: Final = 5000
+
+
+class _NoWatchdog(Watchdog):
+    """Does not start a thread: a simulated process is never blocked."""
+
+    def start(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+class HubMachine:
+    """A machine with a disk, on which a hub is started, killed and started again."""
+
+    def __init__(self, world: World, host: str) -> None:
+        self.world = world
+        self.host = host
+        self.machine: Machine = world.machine(host)
+        self.disk = SimulatedDisk(world.random)
+        self.server: Server | None = None
+        self.process: Process | None = None
+        self.starts = 0
+        self.is_stopping = False
+        self.is_ready = False
+        self.has_power = True
+        self.ports = {
+            name: _FIRST_PORT + index
+            for index, name in enumerate(each for each in PLAIN_LISTENERS if each != "http")
+        }
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a process runs; its listeners may not be open yet."""
+        return self.process is not None and self.process.is_running
+
+    def config(self) -> Config:
+        """All five protocols, and what the simulation can't have switched off."""
+        listen = {name: f"{self.host}:{port}" for name, port in self.ports.items()}
+        return Config(
+            data="/simulated",
+            listen={**listen, "http": "off"},
+            insecure=True,
+            drain_s=1.0,
+            store=StoreLimits(patience_s=0, spare_bytes=1),
+            lake=LakeSettings(messages=False, ledger=False),
+        )
+
+    def start(self) -> None:
+        """Start a hub; it may fail, like any process, if the disk does."""
+        self.starts += 1
+        self.is_stopping = self.is_ready = False
+        self.process = process = self.world.process(f"hub-{self.host}.{self.starts}", self.host)
+        self.world.note(f"{process.name} starts")
+        server = self.server = Server(
+            self.config(),
+            clock=Clock(self.machine.wall, self.machine.monotonic),
+            watchdog=_NoWatchdog(),
+            open_store=self._open_store,
+            make_log=self._make_log,
+        )
+        process.start(self._run(process, server))
+
+    async def _run(self, process: Process, server: Server) -> None:
+        """A start that fails with a clear error ends the process; a supervisor tries again."""
+        try:
+            await server.start()
+            self.is_ready = True
+        except StoreError as error:
+            self.world.note(f"{process.name} does not start: {error}")
+            self.world.at(self.world.now, lambda: self.world.kill(process))
+            self.world.at(self.world.now + 1.0, self._start_again)
+
+    def _start_again(self) -> None:
+        if not self.is_up and self.has_power:
+            self.start()
+
+    def _open_store(self, config: Config) -> Store:
+        return MemoryStore(self.disk, config.store)
+
+    def _make_log(self, store: Store) -> CommitLog:
+        def make_syncer(sync: Sync, _patience_s: float) -> VirtualSyncer:
+            return VirtualSyncer(sync, self.disk, self.world.random)
+
+        return LocalLog(store, 0.0, syncer=make_syncer)
+
+    def stop(self) -> None:
+        """SIGTERM."""
+        if self.process is not None and self.server is not None and self.is_up:
+            self.world.note(f"{self.process.name} is asked to stop")
+            self.is_stopping = True
+            self.process.start(self._stop(self.process, self.server))
+
+    async def _stop(self, process: Process, server: Server) -> None:
+        try:
+            await server.stop()
+            self.world.note(f"{process.name} has stopped")
+        except StoreError as error:
+            self.world.note(f"{process.name} has stopped: {error}")
+        # Not in its own turn: the loop must not end under the feet of what it runs.
+        self.world.at(self.world.now, lambda: self.world.kill(process))
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.process is not None and self.is_up:
+            self.world.note(f"{self.process.name} is killed")
+            self.world.kill(self.process)
+
+    def cut_power(self) -> None:
+        """The machine stops; what was not synced may be lost."""
+        self.world.note(f"{self.host} loses power")
+        self.has_power = False
+        self.world.cut_power(self.host)
+        self.disk.cut_power()
+
+    def restore_power(self) -> None:
+        """The machine is on again; `start` starts the hub."""
+        self.world.note(f"{self.host} has power again")
+        self.has_power = True
+        self.world.restore_power(self.host)

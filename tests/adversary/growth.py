@@ -1,0 +1,343 @@
+"""Attacks with what one peer may create: work per message must not grow with it.
+
+Each takes a `size`, the number of things that it creates, and is sent to a hub without users, where
+nothing but the hub's own structures and limits is between a peer and the others.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from crosswire.wire.emqp.states import State
+from tests.adversary.harness import running
+from tests.adversary.measured import Attack, MeasuredPeer, MeasuredTarget
+
+encode = msgspec.json.encode
+
+PER_CONNECTION = 1000
+"""Subscriptions that one connection may have."""
+
+
+def request(peer: MeasuredPeer, op: str, **data: object) -> None:
+    peer.connection.send_request(op, encode(data))
+
+
+def connect(stack: ExitStack, target: MeasuredTarget, count: int) -> list[MeasuredPeer]:
+    return [stack.enter_context(target.peer()) for _ in range(count)]
+
+
+def subscribe(
+    peers: list[MeasuredPeer], size: int, **options: object
+) -> Iterator[tuple[MeasuredPeer, dict[str, object]]]:
+    """Spread `size` subscriptions over connections; the caller completes each request."""
+    for number in range(size):
+        yield peers[number // PER_CONNECTION], {"window": 1, **options}
+
+
+def patterns(size: int, levels: int) -> Attack:
+    """Patterns that all match one topic, each another mix of names and `+`, and publications to
+    it, each after a change of subscriptions."""
+    chance = random.Random(1)
+    topic = "/".join(["a"] * levels)
+    mixes = {"/".join(chance.choices("a+", k=levels)) for _ in range(size)}
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            peers = connect(stack, target, -(-size // PER_CONNECTION) + 1)
+            for (peer, options), mix in zip(subscribe(peers, size), sorted(mixes), strict=False):
+                request(peer, "$subscribe", destination=f"topic/{mix}", **options)
+            for peer in peers[:-1]:
+                peer.answers(1)
+            yield
+            last = peers[-1]
+            for number in range(1, 21):
+                request(last, "$subscribe", destination=f"topic/other/{number}")
+                request(last, "$publish", destination=f"topic/{topic}", text="x")
+                last.answers(2)
+
+    return attack
+
+
+def filtered(size: int) -> Attack:
+    """Consumers of one queue with filters of 100 terms, of which only the last doesn't hold."""
+    terms = ";".join(f"p{number}=N{number}" for number in range(99))
+    properties = {f"p{number}": number for number in range(99)}
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            peers = connect(stack, target, 2)
+            for number in range(size):
+                filter_text = f"{terms};last=N{number}"
+                destination = "queue/filtered"
+                request(peers[0], "$subscribe", destination=destination, filter=filter_text)
+            peers[0].answers(size)
+            for _ in range(1000):
+                request(
+                    peers[1],
+                    "$publish",
+                    destination="queue/filtered",
+                    text="x",
+                    properties=properties,
+                )
+            data = peers[1].bytes_to_send()
+            yield
+            peers[1].send(data)
+            peers[1].answers(1000)
+
+    return attack
+
+
+def prefixes(size: int) -> Attack:
+    """SUB sockets with prefixes of all lengths, and topics that match none of them."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            peers = [stack.enter_context(target.emqp_peer("subscriber")) for _ in range(8)]
+            for index, peer in enumerate(peers):
+                for number in range(size):
+                    peer.connection.send_subscribe(f"{'x' * (number % 60)}{index}{number}")
+            wanted = [peer.bytes_to_send() for peer in peers]
+            publisher = connect(stack, target, 1)[0]
+            yield
+            for peer, data in zip(peers, wanted, strict=True):
+                peer.send(data)
+            for number in range(100):
+                peers[0].connection.send_subscribe(f"another{number}")
+                peers[0].send()
+                request(publisher, "$publish", destination=f"topic/{'x' * 60}{number}", text="x")
+                publisher.answers(1)
+
+    return attack
+
+
+def unknown_queues(size: int) -> Attack:
+    """eMQP requests for queues that nobody consumes, and a worker of the default queue."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            client = stack.enter_context(target.emqp_peer("client"))
+            for number in range(size):
+                client.connection.send_request(f"unknown{number}", "", b"x")
+            data = client.bytes_to_send()
+            worker = stack.enter_context(target.emqp_peer("worker", queues=((10, "default"),)))
+            worker.until(lambda: worker.connection.state is State.REGISTERED)
+            yield
+            client.send(data)
+            for _ in range(size // 10):
+                for _ in range(10):
+                    worker.connection.send_ready()
+                worker.send()
+            worker.answers(size)
+
+    return attack
+
+
+def waiting_calls(size: int) -> Attack:
+    """Calls of a service whose provider answers none, by callers that leave."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            provider = connect(stack, target, 1)[0]
+            request(provider, "$serve", services=["lazy"])
+            provider.answers(1)
+            callers = [target.epoxy_peer() for _ in range(9)]
+            for caller in callers:
+                for _ in range(size // len(callers)):
+                    caller.connection.send_request("lazy", "m", b"CB\x01\x00\x00")
+            calls = [caller.bytes_to_send() for caller in callers]
+            yield
+            for caller, data in zip(callers, calls, strict=True):
+                caller.send(data)
+            provider.answers(200)
+            for caller in callers:
+                caller.socket.close()
+            request(provider, "$echo")
+            provider.answers(1)
+
+    return attack
+
+
+def named(size: int) -> Attack:
+    """Named subscriptions to one topic, all of which get what is published."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            peers = connect(stack, target, -(-size // PER_CONNECTION) + 1)
+            for number, (peer, options) in enumerate(
+                subscribe(peers, size, destination="topic/named")
+            ):
+                request(peer, "$subscribe", name=f"named{number}", **options)
+            for peer in peers[:-1]:
+                peer.answers(min(PER_CONNECTION, size))
+            for _ in range(200):
+                request(peers[-1], "$publish", destination="topic/named", text="x")
+            data = peers[-1].bytes_to_send()
+            yield
+            peers[-1].send(data)
+            peers[-1].answers(200)
+
+    return attack
+
+
+def schedules(size: int) -> Attack:
+    """Schedules with the shortest interval."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            peer = connect(stack, target, 1)[0]
+            for number in range(size):
+                request(
+                    peer, "$schedule", destination=f"queue/often{number % 10}", text="x",
+                    interval_s=0.1, run_count=10,
+                )  # fmt: skip
+            yield
+            peer.send()
+            peer.answers(size)
+
+    return attack
+
+
+def burst(size: int, op: str, **data: object) -> Attack:
+    """Many small requests in one write."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            peer = connect(stack, target, 1)[0]
+            for _ in range(size):
+                request(peer, op, **data)
+            burst = peer.bytes_to_send()
+            yield
+            peer.send(burst)
+            peer.answers(size)
+
+    return attack
+
+
+def backlog(size: int) -> Attack:
+    """Consumers with the largest window that take a long queue, and leave with all of it."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            producer = connect(stack, target, 1)[0]
+            for _ in range(size):
+                request(producer, "$publish", destination="queue/long", text="x")
+            producer.answers(size)
+            yield
+            for _ in range(3):
+                with target.peer() as consumer:
+                    request(consumer, "$subscribe", destination="queue/long", window=65_535)
+                    consumer.answers(size)
+
+    return attack
+
+
+def multicast(size: int) -> Attack:
+    """A Relink message to as many channels as the protocol has."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            peer = stack.enter_context(target.relink_peer("queue/multicast", connector_id_size=2))
+            peer.connection.send_multicast(list(range(size)), b"x")
+            data = peer.bytes_to_send()
+            yield
+            peer.send(data)
+            peer.finish()
+
+    return attack
+
+
+def large(size: int, count: int) -> Attack:
+    """Publications of `size` bytes from several connections at once."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            peers = connect(stack, target, count)
+            for peer in peers:
+                request(peer, "$publish", destination="queue/large", text="x" * size)
+            data = [peer.bytes_to_send() for peer in peers]
+            yield
+            # All but the end of each, so that all of them are complete at the same moment.
+            for peer, each in zip(peers, data, strict=True):
+                peer.send(each[:-1])
+            for peer in peers:
+                peer.send(b"}")
+            for peer in peers:
+                peer.answers(1)
+
+    return attack
+
+
+def listing(size: int) -> Attack:
+    """Requests whose answers are long."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            peers = connect(stack, target, 2)
+            request(peers[0], "$serve", services=[f"service{number}" for number in range(size)])
+            peers[0].answers(1)
+            for _ in range(200):
+                request(peers[1], "$list_ops")
+            data = peers[1].bytes_to_send()
+            yield
+            peers[1].send(data)
+            peers[1].answers(200)
+
+    return attack
+
+
+POLITE = burst(20_000, "$echo")
+"""A peer that keeps the hub busy with nothing but requests that are answered at once."""
+
+SHORT: dict[str, Attack] = {
+    "patterns": patterns(2_000, 16),
+    "filtered": filtered(49),
+    "prefixes": prefixes(5_000),
+    "unknown-queues": unknown_queues(1_000),
+    "waiting-calls": waiting_calls(9_000),
+    "named": named(300),
+    "schedules": schedules(500),
+    "burst-publish": burst(20_000, "$publish", destination="queue/burst", text="x"),
+    "burst-invalid": burst(20_000, "$publish", nothing=1),
+    "listing": listing(1_000),
+    "backlog": backlog(5_000),
+    "large": large(1 << 19, 16),
+}
+"""What the tests run: a second or so each."""
+
+FULL: dict[str, Attack] = {
+    "patterns": patterns(10_000, 16),
+    "filtered": filtered(200),
+    "prefixes": prefixes(25_000),
+    "unknown-queues": unknown_queues(8_000),
+    "waiting-calls": waiting_calls(9_000),
+    "named": named(1_000),
+    "schedules": schedules(3_000),
+    "burst-publish": burst(50_000, "$publish", destination="queue/burst", text="x"),
+    "burst-invalid": burst(50_000, "$publish", nothing=1),
+    "listing": listing(1_000),
+    "backlog": backlog(20_000),
+    "multicast": multicast(65_536),
+    "large-1": large(1 << 20, 16),
+    "large-16": large(16 << 20, 4),
+}
+"""What `python -m tests.adversary.growth` measures."""
+
+
+def main(names: list[str]) -> None:
+    """Print what each attack costs, each on a hub of its own."""
+    for name in names or list(FULL):
+        with TemporaryDirectory() as folder, running(Path(folder)) as target:
+            measured = MeasuredTarget(target.hub)
+            for title, attack in ((name, FULL[name]), ("  polite", POLITE)):
+                print(f"{title:16}", measured.measure(attack), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
