@@ -168,6 +168,7 @@ OPERATIONS: Final = (
         answer=messages.Produced,
         needs="principal",
         body_bytes=None,
+        checks_numbers=True,
     ),
     Operation(
         name="trace",

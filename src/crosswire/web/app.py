@@ -141,7 +141,7 @@ class App:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return _failure(400, FailureResponse("invalid_request", str(error)))
         path = dict(request.path_params)
-        for given_in in (path, query, body):
+        for given_in in (path, query, None if operation.checks_numbers else body):
             check_numbers(given_in)
         ask = OperationRequest(
             self.server,

@@ -210,3 +210,5 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     needs: Literal["administer", "observe", "principal", "nothing"] = "administer"
     body_bytes: int | None = SMALL_BODY_BYTES
     """The largest JSON body; None for that of the configuration, where messages are in it."""
+    checks_numbers: bool = False
+    """Whether the handler checks the numbers of the body itself: there may be very many."""
