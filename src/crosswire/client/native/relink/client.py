@@ -180,6 +180,8 @@ class RelinkClient:
                 self.session.wake()
             self.link.detach(ended=True)
             self._lose(ConnectionLost("the client is closed"))
+            # Until the socket is closed: a program that ends its loop now would leave it open.
+            await asyncio.wait([self.session.gone])
 
     # Called by channels.
 
