@@ -9,9 +9,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SECONDS_OF_FUZZING ?= 300
 DAMAGED_STORES ?= 1000
 DAMAGE_SEED ?= 1
+SEEDS ?= 10000
 TEST_PROCESSES ?= 2
 
-.PHONY: install demo test check fuzz campaign bench lock sbom clean
+.PHONY: install demo test check fuzz campaign simulate bench lock sbom clean
 
 install: $(READY)
 
@@ -46,6 +47,10 @@ fuzz: $(READY)
 # Damages files of stopped hubs and judges what the next start makes of them.
 campaign: $(READY)
 	$(BIN)/python -m tests.store.damage --cases $(DAMAGED_STORES) --seed $(DAMAGE_SEED)
+
+# Hubs, clients and faults in virtual time; a failing seed is shrunk and can be replayed.
+simulate: $(READY)
+	$(BIN)/python -m crosswire.testing.simulation --seeds $(SEEDS) --jobs 2
 
 # What the scripts share is not run.
 BENCHMARKS = $(filter-out %/measure.py %/oracle.py %/repeated.py %/traffic.py,$(wildcard benchmarks/*.py))

@@ -291,10 +291,28 @@ class _KeptLink(Feed):
             with suppress(CrosswireError):
                 await _closed(self.client)
             try:
-                await self._open(_FOR_EVER_S)
+                await self._open_again()
             except CrosswireError as error:
                 self._fail(error)
                 return
+
+    async def _open_again(self) -> None:
+        """Open a link that the hub accepted before. Raises CrosswireError.
+
+        Relink carries no reason: a hub that is about to stop, or whose disk is full, refuses as
+        one that forbids it. So a refusal counts only if it is repeated for a while.
+        """
+        backoff = self._adapter.target.backoff()
+        clock = asyncio.get_running_loop().time
+        refused_at: float | None = None
+        while True:
+            try:
+                return await self._open(_FOR_EVER_S)
+            except HubError:
+                refused_at = clock() if refused_at is None else refused_at
+                if clock() - refused_at > _REFUSED_S:
+                    raise
+            await asyncio.sleep(backoff.next_s())
 
     async def _read(self, client: RelinkClient) -> None:
         raise NotImplementedError
@@ -309,6 +327,8 @@ class _KeptLink(Feed):
         await _closed(self.client)
 
 
+_REFUSED_S: Final = 30.0
+"""For how long a hub may refuse an endpoint that it accepted before."""
 _FOR_EVER_S: Final = 10 * 365 * 86_400.0
 
 

@@ -52,7 +52,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     """The event loop of one simulated process."""
 
     def __init__(self, host: LoopHost) -> None:
+        self._is_live = False  # asyncio asks while it prepares the loop
         super().__init__()
+        self._is_live = True
         self._host = host
         self._selector = _NoSelector()
         self.set_exception_handler(self._on_failure)
@@ -79,6 +81,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         finally:
             asyncio._set_running_loop(None)
 
+    def end(self) -> None:
+        """Close it, with all that waits in it."""
+        self._is_live = False
+        self.close()
+
     # What asyncio asks.
 
     def time(self) -> float:
@@ -87,7 +94,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def is_running(self) -> bool:
         """Always: between two turns the process only waits."""
-        return not self.is_closed()
+        return self._is_live
 
     def _process_events(self, event_list: list[Any]) -> None:
         """There are no events of real sockets."""

@@ -122,8 +122,11 @@ class Observations:
         """A client got this error."""
         name = type(error).__name__
         self.errors[name] += 1
-        is_disk = type(error) is HubError and "disk" in str(error)
-        if name not in EXPECTED_ERRORS and not is_disk:
+        # Relink can't tell why an endpoint is refused: a hub that stops refuses all of them.
+        is_temporary = type(error) is HubError and (
+            "disk" in str(error) or "refuses the endpoint" in str(error)
+        )
+        if name not in EXPECTED_ERRORS and not is_temporary:
             self._world.violate(f"{who} got {name}, which no fault explains: {error}", error)
 
     def subscribed(self, group: str, consumer: str) -> None:

@@ -20,6 +20,8 @@ from random import Random
 from typing import Any, Final
 from unittest import mock
 
+from crosswire import session
+from crosswire.hub import turns
 from crosswire.testing.simulation.loop import VirtualLoop
 from crosswire.testing.simulation.network import Network, VirtualServer
 
@@ -223,6 +225,11 @@ class World:
             mock.patch.object(time, "time", self._wall),
             mock.patch.object(time, "monotonic", self._monotonic),
             mock.patch.object(os, "urandom", self.random.randbytes),
+            # Who measures how long something took gets the virtual time, too: how much of a read
+            # is processed at once depends on it.
+            mock.patch.object(session, "perf_counter", self._monotonic),
+            mock.patch.object(turns, "perf_counter", self._monotonic),
+            mock.patch.object(turns, "thread_time", self._monotonic),
             # What `secrets` reads.
             mock.patch.object(standard_random, "_urandom", self.random.randbytes),
         ):
@@ -250,6 +257,5 @@ class World:
                         task.get_coro().close()
             finally:
                 asyncio._set_running_loop(None)
-            process.loop._ready.clear()  # type: ignore[attr-defined]
-            process.loop._scheduled.clear()  # type: ignore[attr-defined]
+            process.loop.end()
         self.processes.clear()
