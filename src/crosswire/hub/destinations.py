@@ -36,6 +36,7 @@ class Destinations:
     ) -> None:
         self.queues: dict[str, Queue] = {}
         self.topics = topics.by_destination
+        self._known_topics = topics
         self.consumers_changed: list[Callable[[Queue], None]] = []
         self._core = core
         self._config = config
@@ -45,7 +46,7 @@ class Destinations:
         for destination in core.store.destinations():
             if destination.startswith("topic/"):
                 policy = self._topic_policy(destination)
-                self.topics[destination] = Topic(core, destination, policy)
+                topics.add(Topic(core, destination, policy))
 
     def target(self, destination: str, *, own: bool = False) -> Queue | Topic:
         """The queue or topic of that name, opened if need be. Raises InvalidDestination.
@@ -90,9 +91,29 @@ class Destinations:
 
     def _open_topic(self, destination: str) -> Topic:
         topic = Topic(self._core, destination, self._topic_policy(destination))
-        self.topics[destination] = topic
+        self._known_topics.add(topic)
         self._subscriptions.add_topic(topic)
         return topic
+
+    def opened(self, destination: str) -> Queue | Topic | None:
+        """The queue or topic of that name; None if there is none, or a queue that nobody opened."""
+        return self.queues.get(destination) or self.topics.get(destination)
+
+    def remove(self, target: Queue | Topic) -> None:
+        """Delete its state: nobody uses it, and its messages are deleted. The next one of its name
+        is a new one."""
+        if isinstance(target, Queue):
+            del self.queues[target.destination]
+            target.delete()
+        else:
+            self._subscriptions.remove_topic(target)
+            self._known_topics.remove(target)
+            target.delete()
+
+    def is_configured(self, destination: str) -> bool:
+        """Whether the configuration has a policy for this name."""
+        kind, _, name = destination.partition("/")
+        return name in (self._config.queues if kind == "queue" else self._config.topics)
 
     def depth(self, destination: str) -> tuple[int, int]:
         """Length and size of a queue, which is not opened for it; zeros if there is none."""

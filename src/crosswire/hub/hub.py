@@ -35,6 +35,7 @@ from crosswire.hub.intake import Intake
 from crosswire.hub.ledger import Ledger, LedgerPeer, LedgerRow
 from crosswire.hub.policies import HubConfig
 from crosswire.hub.queues import Queue
+from crosswire.hub.removals import UnusedDestinations
 from crosswire.hub.schedules import Schedules
 from crosswire.hub.seals import LakeSeals
 from crosswire.hub.services import Answer, Call, Provider, ProviderReceiver, Services
@@ -131,6 +132,14 @@ class Hub:
         )
         self.staging = Staging(
             core, self._destinations, config.staging, take_over=self._intake.take_over
+        )
+        self._unused = UnusedDestinations(
+            core,
+            self._destinations,
+            self.subscriptions,
+            self.schedules,
+            expire_s=config.expire_s,
+            is_taking_over=self.staging.is_taking_over,
         )
         self._recover()
         self.call_at(now + _HOUSEKEEPING_S, self._keep_house)
@@ -324,6 +333,17 @@ class Hub:
         """The topic of that name, opened if need be. Raises InvalidDestination."""
         return self._destinations.topic(destination)
 
+    def remove(self, destination: str, now: float) -> None:
+        """Remove a queue or topic without messages, consumers, schedules and configuration; it is
+        gone when that is `committed`. Raises UnknownMessage, DestinationInUse, StoreError."""
+        self._core.loop.now = now
+        self._unused.remove(destination)
+
+    @property
+    def removed_total(self) -> int:
+        """How many queues and topics were removed since the start."""
+        return self._unused.removed_total
+
     def queues(self) -> list[Queue]:
         """Every queue in order of names, those that nobody used since the start included."""
         return self._destinations.all_queues()
@@ -364,6 +384,7 @@ class Hub:
         self.services.reconfigure(config.service, config.topic)
         self.subscriptions.retry = config.retry
         self.staging.limits = config.staging
+        self._unused.expire_s = config.expire_s
         self._destinations.reconfigure(config)
         self._core.loop.pump(self.now)
 
@@ -468,6 +489,7 @@ class Hub:
             yield (queue.reclaim,)
         for topic in (*self._destinations.topics.values(), *self.services.journals.values()):
             yield topic.retain, now
+        yield from self._unused.chores(now)
         yield (self.subscriptions.report_gaps,)
         yield self.staging.keep_house, now
         yield (self._forget_rows,)

@@ -182,6 +182,11 @@ class Subscription(Backlog):
         if number not in self.memory.numbers:
             self.memory.numbers.append(number)
 
+    def remove_topic(self, number: int) -> None:
+        """Don't read this topic's log any more."""
+        if number in self.memory.numbers:
+            self.memory.numbers.remove(number)
+
     def begin(self, position: int) -> None:
         """A new subscription starts after this id."""
         memory = self.memory
@@ -511,6 +516,25 @@ class Subscriptions:
         """A topic is new: the named subscriptions of its patterns read its log, too."""
         for subscription in self.audience(topic).subscriptions:
             subscription.add_topic(topic.number)
+
+    def use(self, topic: Topic) -> str:
+        """How a topic without messages is used: by who names it, or has not settled what it had;
+        "" if it is not. A pattern alone does not keep a topic: it finds the next one of the
+        name."""
+        if any(each.pattern == topic.name for each in self._subscribers.match(topic.name)):
+            return "has subscribers"
+        for each in self._named.match(topic.name):
+            if each.definition.pattern == topic.name:
+                return "has a named subscription"
+            if each.stopped or each.memory.head() <= topic.reclaimed:
+                return "has messages that a named subscription has not settled"
+        return ""
+
+    def remove_topic(self, topic: Topic) -> None:
+        """A topic is removed: its log is not read any more."""
+        self._audiences.pop(topic.number, None)
+        for subscription in self._named.match(topic.name):
+            subscription.remove_topic(topic.number)
 
     def report_gaps(self) -> None:
         """Report to consumers what retention deleted before they got it."""

@@ -251,6 +251,10 @@ class Staging:
 
     # Committing.
 
+    def is_taking_over(self) -> bool:
+        """Whether messages of a committed batch are still on their way to their destinations."""
+        return not all(producer.is_done for producer in self._producers.values())
+
     def is_committed(self, owner: ProducerKey, batch: int, run: str) -> bool:
         """Whether it is the producer's last batch.
 
