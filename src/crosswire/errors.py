@@ -411,7 +411,8 @@ class InvalidSchedule(HubError):
 
 
 class DestinationFull(HubError):
-    """The limit of a queue or a service is reached; retry when its consumers have caught up."""
+    """The limit of a queue or a service is reached; retry when its consumers have caught up. Or
+    there are too many destinations, subscriptions or schedules, in all or of one user."""
 
 
 class DestinationInUse(HubError):
