@@ -43,6 +43,7 @@ CrosswireError
 │   ├── InvalidFilter           a filter that can't be parsed
 │   ├── InvalidSchedule         an invalid interval, cron expression, id or destination
 │   ├── DestinationFull         the limit of a queue or a service is reached
+│   ├── DestinationInUse        a queue or topic that can't be deleted now
 │   ├── ClockJumped             the system's clock was set
 │   ├── SubscriptionConflict    a subscription's name is in use with another pattern or filter
 │   ├── UnknownMessage          no message, schedule or subscription has this id or name
@@ -113,6 +114,7 @@ __all__ = [
     "DecoderStateError",
     "DeliveryLost",
     "DestinationFull",
+    "DestinationInUse",
     "ErrorInError",
     "Forbidden",
     "FrameError",
@@ -409,7 +411,12 @@ class InvalidSchedule(HubError):
 
 
 class DestinationFull(HubError):
-    """The limit of a queue or a service is reached; retry when its consumers have caught up."""
+    """The limit of a queue or a service is reached; retry when its consumers have caught up. Or
+    there are too many destinations, subscriptions or schedules, in all or of one user."""
+
+
+class DestinationInUse(HubError):
+    """A queue or topic has messages or consumers, or is configured: it can't be deleted."""
 
 
 class ClockJumped(HubError):
