@@ -52,6 +52,8 @@ class EmqpPeer(RemotePeer):
         With a broker whose ZMTP is too old for that, until it is written. Raises RequestTimeout or
         ConnectionLost.
         """
+        if self.connection.closed:
+            raise ConnectionLost("the connection ended; what was sent may not have been read")
         context = next(self._contexts).to_bytes(8)
         if not self.connection.send_ping(context):
             await self.flush()
