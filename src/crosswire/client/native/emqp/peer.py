@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from crosswire.client.native.dial import dial, wait_opened, within
 from crosswire.client.native.remote import RemotePeer
+from crosswire.errors import ConnectionLost
 from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, Event
 from crosswire.wire.emqp.connection import EmqpConnection
 from crosswire.wire.emqp.events import PeerReady, PongReceived
