@@ -81,7 +81,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     read from it, until it has read.
     """
 
-    connections: Positive = 20_000
+    connections: Positive = 10_000
     connections_per_address: Positive = 10_000
     idle_s: NotNegative = 0.0
     subscriptions: Positive = 1_000

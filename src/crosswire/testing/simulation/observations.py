@@ -122,7 +122,7 @@ class Observations:
         """A client got this error."""
         name = type(error).__name__
         self.errors[name] += 1
-        # Relink can't tell why an endpoint is refused: a hub that stops refuses all of them.
+        # Relink does not carry why an endpoint is refused: a hub that stops refuses all of them.
         is_temporary = type(error) is HubError and (
             "disk" in str(error) or "refuses the endpoint" in str(error)
         )
