@@ -43,6 +43,7 @@ CrosswireError
 │   ├── InvalidFilter           a filter that can't be parsed
 │   ├── InvalidSchedule         an invalid interval, cron expression, id or destination
 │   ├── DestinationFull         the limit of a queue or a service is reached
+│   │   └── QuotaExceeded       too many destinations, subscriptions or schedules
 │   ├── DestinationInUse        a queue or topic that can't be deleted now
 │   ├── ClockJumped             the system's clock was set
 │   ├── SubscriptionConflict    a subscription's name is in use with another pattern or filter
@@ -155,6 +156,7 @@ __all__ = [
     "PipelineError",
     "ProviderFailed",
     "ProviderLost",
+    "QuotaExceeded",
     "RecordDamaged",
     "RecordUnreadable",
     "RemoteProtocolError",
@@ -411,8 +413,12 @@ class InvalidSchedule(HubError):
 
 
 class DestinationFull(HubError):
-    """The limit of a queue or a service is reached; retry when its consumers have caught up. Or
-    there are too many destinations, subscriptions or schedules, in all or of one user."""
+    """The limit of a queue or a service is reached; retry when its consumers have caught up."""
+
+
+class QuotaExceeded(DestinationFull):
+    """There are too many destinations, named subscriptions or schedules, in all or of one user:
+    something has to be removed first."""
 
 
 class DestinationInUse(HubError):

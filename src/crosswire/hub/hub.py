@@ -39,7 +39,7 @@ from crosswire.hub.removals import UnusedDestinations
 from crosswire.hub.schedules import Schedules
 from crosswire.hub.seals import LakeSeals
 from crosswire.hub.services import Answer, Call, Provider, ProviderReceiver, Services
-from crosswire.hub.shares import DestinationOwners, Share
+from crosswire.hub.shares import DestinationOwners, Quota
 from crosswire.hub.subscriptions import Start, Subscriptions, predicate
 from crosswire.hub.timers import Timers
 from crosswire.hub.topics import KnownTopics, Topic
@@ -116,7 +116,7 @@ class Hub:
             topics,
             send=self.inject,
             retry=config.retry,
-            share=Share("named subscriptions", config.subscriptions, config.share),
+            share=Quota("named subscriptions", config.subscriptions, config.share),
         )
         self._destinations = Destinations(
             core, config, topics, self.subscriptions, send=self.inject, owners=owners
@@ -131,7 +131,7 @@ class Hub:
         """Accepts a batch of one producer, for queues and topics: see `Intake.produce`."""
         self.services = Services(core, config.service, config.topic, owners)
         self.schedules = Schedules(
-            core, self.inject, Share("schedules", config.schedules, config.share)
+            core, self.inject, Quota("schedules", config.schedules, config.share)
         )
         self.dead_letters = DeadLetters(
             self._destinations.queue,

@@ -34,7 +34,7 @@ from crosswire.hub.cron import (
     times_of_cron,
     utc_text,
 )
-from crosswire.hub.shares import Share
+from crosswire.hub.shares import Quota
 from crosswire.store.records import reader
 
 __all__ = ["Schedule", "Schedules", "check_id", "check_interval"]
@@ -145,7 +145,7 @@ class _Unsure:
 class Schedules:
     """A fire and the next due time are written together: neither is there without the other."""
 
-    def __init__(self, core: Core, send: SendEnvelope, share: Share) -> None:
+    def __init__(self, core: Core, send: SendEnvelope, share: Quota) -> None:
         self.share = share
         """How many each principal may have."""
         self.failed = 0
@@ -182,7 +182,7 @@ class Schedules:
         self._wake()
 
     def add(self, schedule: Schedule, now: float) -> Schedule:
-        """Store it, in place of one with the same id. Raises InvalidSchedule, DestinationFull if
+        """Store it, in place of one with the same id. Raises InvalidSchedule, QuotaExceeded if
         its principal has too many, and StoreError while nothing can be stored.
 
         It fires once it is on disk. If it can't be written, the one before it continues.

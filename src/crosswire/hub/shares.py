@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from crosswire.errors import DestinationFull
+from crosswire.errors import QuotaExceeded
 from crosswire.store.contract import Store
 
-__all__ = ["DestinationOwners", "Share"]
+__all__ = ["DestinationOwners", "Quota"]
 
 _OWNERS: Final = "creator"
 """A space: who created a destination, by its number."""
 
 
-class Share:
+class Quota:
     """Counts things of one kind by principal. `most` is the limit of all, `part` of each."""
 
     def __init__(self, what: str, most: int, part: float) -> None:
@@ -32,11 +32,11 @@ class Share:
         self._most_each = max(int(most * part), 1)
 
     def check(self, principal: str, count: int = 1) -> None:
-        """Raises DestinationFull if this many more were too many, for the principal or in all."""
+        """Raises QuotaExceeded if this many more were too many, for the principal or in all."""
         if principal and self._by_principal[principal] + count > self._most_each:
-            raise DestinationFull(f"more than {self._most_each} {self._what} of one user")
+            raise QuotaExceeded(f"more than {self._most_each} {self._what} of one user")
         if self._total + count > self._most:
-            raise DestinationFull(f"more than {self._most} {self._what}")
+            raise QuotaExceeded(f"more than {self._most} {self._what}")
 
     def add(self, principal: str) -> None:
         """There is one more."""
@@ -57,7 +57,7 @@ class DestinationOwners:
 
     def __init__(self, store: Store, part: float) -> None:
         self._store = store
-        self._share = Share("destinations", store.limits.destinations, part)
+        self._share = Quota("destinations", store.limits.destinations, part)
         self._by_number: dict[int, str] = {}
         owners = {int.from_bytes(key): value for key, value in store.load(_OWNERS)}
         for number in store.destinations().values():
@@ -68,12 +68,12 @@ class DestinationOwners:
         self._share.configure(self._store.limits.destinations, part)
 
     def check(self, principal: str, count: int) -> None:
-        """Raises DestinationFull if the principal may not create this many more."""
+        """Raises QuotaExceeded if the principal may not create this many more."""
         self._share.check(principal, count)
 
     def create(self, destination: str, principal: str) -> None:
         """Give a number to a destination that has none, for this principal; the hub's own have the
-        empty name. Raises DestinationFull."""
+        empty name. Raises QuotaExceeded."""
         if destination in self._store.destinations():
             return
         self._share.check(principal)

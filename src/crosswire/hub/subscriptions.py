@@ -29,7 +29,7 @@ from crosswire.hub.core import Core, SendEnvelope
 from crosswire.hub.filters import Filter, Predicate
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.policies import Retry
-from crosswire.hub.shares import Share
+from crosswire.hub.shares import Quota
 from crosswire.hub.subscribers import Subscriber
 from crosswire.hub.topics import Index, KnownTopics, Topic
 from crosswire.store.records import Count, reader
@@ -251,7 +251,7 @@ class Subscriptions:
         *,
         send: SendEnvelope,
         retry: Retry,
-        share: Share,
+        share: Quota,
     ) -> None:
         self.share = share
         """How many named ones each owner may have."""
@@ -315,7 +315,7 @@ class Subscriptions:
     ) -> Subscription:
         """The subscription of this owner and name, created if there is none.
 
-        Raises SubscriptionConflict if it has another pattern or filter, DestinationFull if the
+        Raises SubscriptionConflict if it has another pattern or filter, QuotaExceeded if the
         owner has too many, and StoreError if a new one can't be stored. One whose commit fails
         later is removed again.
         """
