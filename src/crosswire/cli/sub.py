@@ -12,9 +12,10 @@ from crosswire.cli.body import as_body, content_type_of, shown_body
 from crosswire.cli.hub import print_json
 from crosswire.cli.protocol_options import add_protocol_options, client_of, run_client, with_kind
 from crosswire.cli.stopping import stop_on_sigterm
+from crosswire.cli.table import harmless
 from crosswire.client import ClientSubscription, Message
 from crosswire.client.message import BYTES, JSON
-from crosswire.errors import RequestTimeout
+from crosswire.errors import ConnectionLost, DeliveryLost, RequestTimeout
 from crosswire.plurals import plural
 from crosswire.wire.registry import protocol
 
@@ -79,33 +80,35 @@ async def _print_all(destination: str, options: argparse.Namespace) -> int:
     ):
         remark = "" if hub.knows_ids else f" ({protocol(options.via).title} carries no ids)"
         print(f"subscribed to {destination}{remark}", file=sys.stderr, flush=True)
-        while not options.count or seen < options.count:
-            message = await _next(subscription, stop, options.wait)
-            if message is None:
-                break
-            print_message(message, options, is_typed=options.via in _TYPED)
-            seen += 1
-            # After printing: a message that could not be printed is delivered again.
-            await message.settle()
+        unsubscribing = asyncio.create_task(_unsubscribe(stop, subscription))
+        try:
+            while not options.count or seen < options.count:
+                try:
+                    message = await subscription.receive(options.wait)
+                except RequestTimeout:
+                    break
+                except ConnectionLost:
+                    if stop.is_set():
+                        break
+                    raise
+                print_message(message, options, is_typed=options.via in _TYPED)
+                # After printing: a message that could not be printed is delivered again.
+                try:
+                    await message.settle()
+                    seen += 1
+                except DeliveryLost as error:
+                    print(harmless(str(error)), file=sys.stderr)
+        finally:
+            if stop.is_set():
+                await unsubscribing
+            unsubscribing.cancel()
     return seen
 
 
-async def _next(
-    subscription: ClientSubscription, stop: asyncio.Event, wait_s: float | None
-) -> Message | None:
-    """The next message; None after `wait_s` or SIGTERM."""
-    receiving = asyncio.ensure_future(subscription.receive(wait_s))
-    stopping = asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait({receiving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        # What arrived together with the signal is not printed: the hub gets it back.
-        return None if stop.is_set() else receiving.result()
-    except RequestTimeout:
-        return None
-    finally:
-        receiving.cancel()
-        stopping.cancel()
-        await asyncio.wait({receiving, stopping})
+async def _unsubscribe(stop: asyncio.Event, subscription: ClientSubscription) -> None:
+    """Unsubscribe on SIGTERM, which ends `receive`."""
+    await stop.wait()
+    await subscription.close()
 
 
 def print_message(message: Message, options: argparse.Namespace, *, is_typed: bool = True) -> None:
