@@ -9,11 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from crosswire.commitlog.contract import CommitGroup
-from crosswire.commitlog.local import LocalLog
 from crosswire.testing.simulation.faults import Fault
 from crosswire.testing.simulation.scenario import run_seed
 from crosswire.testing.simulation.shrinking import shrink
+from tests.simulation.bugs import BUGS, plant
 
 DIGEST = """
 import hashlib, logging
@@ -58,23 +57,16 @@ def test_without_faults_everything_is_acknowledged() -> None:
     assert outcome.acknowledged == outcome.messages
 
 
-def test_a_failing_seed_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups that are acknowledged without a sync: only a power cut shows it."""
-    append = LocalLog.append
-
-    def unsynced(self: LocalLog, group: CommitGroup, *, blocking: bool = False) -> object:
-        group.sync = False
-        return append(self, group, blocking=blocking)
-
-    monkeypatch.setattr(LocalLog, "append", unsynced)
+def test_a_failing_seed_is_shrunk() -> None:
+    """Errors of syncs that are ignored: only a power cut before the next good sync shows it."""
     plan = [
-        Fault("slow network", 2.0, 0.5, 0.5),
-        Fault("power cut", 4.0, 0.5, 0.5),
-        Fault("cut connections", 6.0, 0.5, 0.5),
+        Fault("slow network", 1.0, 0.5, 0.5),
+        Fault("sync error", 2.0, 3.0, 0.9),
+        Fault("power cut", 3.0, 1.0, 0.5),
         Fault("pause", 8.0, 0.5, 0.5),
     ]
-    failed = next(outcome for seed in range(1, 40) if (outcome := run_seed(seed, plan)).violations)
-    left = shrink(failed).plan
-    assert len(left) < len(plan)
-    # Another fault may be left: it can move the one moment in which the cut does harm.
-    assert "power cut" in [fault.kind for fault in left]
+    with plant(next(bug for bug in BUGS if bug.name == "swallow a sync error")):
+        failed = run_seed(1, plan)
+        assert failed.violations
+        left = shrink(failed).plan
+    assert [fault.kind for fault in left] == ["sync error", "power cut"]

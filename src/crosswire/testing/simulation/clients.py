@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from crosswire.client.client import Client
+from crosswire.client.client import Client, ClientSubscription
 from crosswire.client.connect import connect
 from crosswire.client.message import Message
 from crosswire.client.native.dial import Backoff
@@ -120,6 +120,12 @@ class SimulatedProducer(Program):
         self.is_finished = True
 
 
+def _unsettled(subscription: ClientSubscription) -> int:
+    """How many messages a client has and has not settled, whether the program has seen them."""
+    waiting = sum(not each.lost for each in subscription._waiting)
+    return waiting + sum(not each.lost for each in subscription._unsettled)
+
+
 class SimulatedConsumer(Program):
     """Consumes a queue, or a topic by a named subscription."""
 
@@ -135,6 +141,9 @@ class SimulatedConsumer(Program):
                 async with subscription:
                     self.seen.subscribed(group, self.name)
                     async for message in subscription:
+                        # A Relink link has the hub's own window.
+                        if self.protocol != "relink":
+                            self.seen.check_window(self.name, _unsettled(subscription), window)
                         await self._take(group, message, refusing)
             except CrosswireError as error:
                 self.seen.failed(self.name, error)
@@ -151,7 +160,7 @@ class SimulatedConsumer(Program):
             await asyncio.sleep(self.random.expovariate(100))
         try:
             if self.random.random() < refusing:
-                self.seen.returned(group, key)
+                self.seen.returned(group, key, self.name)
                 await message.refuse("the simulation refuses some")
             else:
                 self.seen.settled(group, key, self.name)
@@ -194,6 +203,7 @@ class SimulatedCaller(Program):
                 answer = await client.call(service, {"call": encode_message(key, 20).decode()})
             except (NoProvider, ProviderLost, ClientError, HubError) as error:
                 self.seen.failed(self.name, error)
+                self.seen.check_call(self.name, service, started, error)
                 if self.world.now - started > 3 * _REQUEST_S:
                     self.world.violate(f"{self.name}: a call took {self.world.now - started:.1f} s")
             else:

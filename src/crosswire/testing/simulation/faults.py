@@ -16,6 +16,10 @@ from crosswire.testing.simulation.hub import HubMachine
 from crosswire.testing.simulation.observations import Observations
 from crosswire.testing.simulation.world import World
 
+_ALL: Final = 1 << 30
+_PAIRED: Final = frozenset({"write error", "sync error", "disk full", "slow disk"})
+"""A hub whose disk fails often ends while it does."""
+
 __all__ = ["KINDS", "Fault", "FaultPlan", "Injector", "draw_plan"]
 
 
@@ -66,6 +70,7 @@ class Injector:
         """SIGKILL; it is started again after a while."""
         if self._hub.is_up:
             self._observations.disturbed("hub")
+            self._observations.disturbed("crash")
             self._hub.kill()
             self._later(fault, self._start)
 
@@ -74,6 +79,7 @@ class Injector:
         if not self._hub.has_power:
             return
         self._observations.disturbed("hub")
+        self._observations.disturbed("crash")
         self._hub.cut_power()
         self._later(fault, self._power_on)
 
@@ -133,16 +139,28 @@ class Injector:
         self._later(fault, freed)
 
     def write_error(self, fault: Fault) -> None:
-        """Some writes fail."""
+        """Some writes fail, or all of them for a while."""
+        disk = self._hub.disk
         self._observations.disturbed("hub")
-        self._hub.disk.failing_writes = 1 + int(fault.strength * 4)
-        self._later(fault, lambda: self._observations.disturbed("hub"))
+        disk.failing_writes = 1 + int(fault.strength * 6) if fault.strength < 0.5 else _ALL
+
+        def recovered() -> None:
+            self._observations.disturbed("hub")
+            disk.failing_writes = 0
+
+        self._later(fault, recovered)
 
     def sync_error(self, fault: Fault) -> None:
-        """Some syncs fail."""
+        """Some syncs fail, or all of them for a while."""
+        disk = self._hub.disk
         self._observations.disturbed("hub")
-        self._hub.disk.failing_syncs = 1 + int(fault.strength * 3)
-        self._later(fault, lambda: self._observations.disturbed("hub"))
+        disk.failing_syncs = 1 + int(fault.strength * 4) if fault.strength < 0.5 else _ALL
+
+        def recovered() -> None:
+            self._observations.disturbed("hub")
+            disk.failing_syncs = 0
+
+        self._later(fault, recovered)
 
     def slow_disk(self, fault: Fault) -> None:
         """Syncs take long."""
@@ -167,17 +185,25 @@ class Injector:
         """One client's host can't reach the hub."""
         if self.clients:
             host = self.clients[int(fault.strength * len(self.clients)) % len(self.clients)]
+            self._observations.disturbed("network")
             self._world.network.partition(self._hub.host, host)
-            self._later(fault, self._world.network.heal)
+
+            def healed() -> None:
+                self._observations.disturbed("network")
+                self._world.network.heal()
+
+            self._later(fault, healed)
 
     def slow_network(self, fault: Fault) -> None:
         """Delays grow, and reads return little."""
         network = self._world.network
+        self._observations.disturbed("network")
         before = network.delay_s, network.most_bytes
         network.delay_s = (0.001, 0.02 + 0.1 * fault.strength)
         network.most_bytes = 1 + int(200 * fault.strength)
 
         def recovered() -> None:
+            self._observations.disturbed("network")
             network.delay_s, network.most_bytes = before
 
         self._later(fault, recovered)
@@ -202,15 +228,19 @@ KINDS: Final[dict[str, Callable[[Injector, Fault], None]]] = {
 def draw_plan(random: Random, duration_s: float, most: int) -> FaultPlan:
     """Some faults within a time; which kinds are frequent differs from seed to seed."""
     kinds = random.sample(list(KINDS), random.randint(1, len(KINDS)))
-    return sorted(
-        (
-            Fault(
-                random.choice(kinds),
-                random.uniform(0.5, duration_s),
-                min(random.expovariate(1.0), 10.0),
-                random.random(),
-            )
-            for _ in range(random.randint(0, most))
-        ),
-        key=lambda fault: fault.at,
-    )
+    faults = [
+        Fault(
+            random.choice(kinds),
+            # More of them early, while producers send.
+            random.triangular(0.5, duration_s, 0.5),
+            min(random.expovariate(1.0), 10.0),
+            random.random(),
+        )
+        for _ in range(random.randint(0, most))
+    ]
+    for fault in list(faults):
+        if fault.kind in _PAIRED and random.random() < 0.5:
+            at = fault.at + random.uniform(0.0, min(fault.lasts_s, 1.0))
+            end = random.choice(("power cut", "kill"))
+            faults.append(Fault(end, at, random.uniform(0.1, 2.0), 0.0))
+    return sorted(faults, key=lambda fault: fault.at)

@@ -9,6 +9,7 @@ from crosswire.commitlog.local import LocalLog, Sync
 from crosswire.config import Config, LakeSettings
 from crosswire.errors import StoreError
 from crosswire.gateways.context import Clock
+from crosswire.hub.policies import QueuePolicy
 from crosswire.listeners import PLAIN_LISTENERS
 from crosswire.server.server import Server
 from crosswire.server.watchdog import Watchdog
@@ -46,6 +47,8 @@ class HubMachine:
         self.is_stopping = False
         self.is_ready = False
         self.has_power = True
+        self.queues: dict[str, QueuePolicy] = {}
+        """Policies of queues, by name."""
         self.ports = {
             name: _FIRST_PORT + index
             for index, name in enumerate(each for each in PLAIN_LISTENERS if each != "http")
@@ -64,6 +67,7 @@ class HubMachine:
             listen={**listen, "http": "off"},
             insecure=True,
             drain_s=1.0,
+            queues=self.queues,
             store=StoreLimits(patience_s=0, spare_bytes=1),
             lake=LakeSettings(messages=False, ledger=False),
         )

@@ -20,6 +20,9 @@ __all__ = ["DeliveryKey", "MessageKey", "Observations"]
 
 _SETTLE_S: Final = 2.0
 """A settlement is durable after this time at the latest, if nothing fails meanwhile."""
+_LONGEST_FAULT_S: Final = 12.0
+_UNNOTICED_S: Final = 90.0
+"""How long the end of a connection may be unnoticed when the network loses packets."""
 
 
 EXPECTED_ERRORS: Final = frozenset(
@@ -60,7 +63,7 @@ class _Life(msgspec.Struct):
 
     attempted_at: float
     acknowledged_at: float | None = None
-    is_refused: bool = False
+    refused_at: float | None = None
 
 
 class _Reception(msgspec.Struct):
@@ -69,7 +72,8 @@ class _Reception(msgspec.Struct):
     deliveries: int = 0
     settled_at: float | None = None
     settled_by: str = ""
-    refusals: int = 0
+    refusals: list[tuple[str, float]] = []
+    """Who refused it, and when."""
     holder: str = ""
     held_since: float = 0.0
 
@@ -93,7 +97,7 @@ class Observations:
         self.receptions: dict[DeliveryKey, _Reception] = {}
         self.ids: dict[int, MessageKey] = {}
         self._disturbances: dict[str, list[float]] = defaultdict(list)
-        self._last_first: dict[tuple[str, str, str], tuple[int, float]] = {}
+        self._last_number: dict[tuple[str, str, str], tuple[int, float]] = {}
         self.errors: dict[str, int] = defaultdict(int)
         self.subscriptions: dict[str, float] = {}
         """Queues and named subscriptions that are consumed, and since when."""
@@ -116,7 +120,13 @@ class Observations:
 
     def refused(self, key: MessageKey) -> None:
         """The hub has reported that it did not take it."""
-        self.lives[key].is_refused = True
+        self.lives[key].refused_at = self._world.now
+        for reception in self._receptions_of(key):
+            if reception.deliveries:
+                self._world.violate(f"the hub refused {key} after it had delivered it")
+
+    def _receptions_of(self, key: MessageKey) -> Iterable[_Reception]:
+        return (each for delivery, each in self.receptions.items() if delivery.message == key)
 
     def failed(self, who: str, error: CrosswireError) -> None:
         """A client got this error."""
@@ -134,8 +144,14 @@ class Observations:
         self._consumers[group].add(consumer)
         self.subscriptions.setdefault(group, self._world.now)
 
+    @property
+    def has_crashed(self) -> bool:
+        """Whether the hub was killed, or lost power."""
+        return bool(self._disturbances["crash"])
+
     def disturbed(self, who: str) -> None:
-        """A client lost its connection, or (`hub`) the hub its memory or its disk."""
+        """A client lost its connection, the `hub` its memory or its disk, by a `crash` or not, or
+        the `network` packets."""
         self._disturbances[who].append(self._world.now)
 
     def delivered(
@@ -146,12 +162,16 @@ class Observations:
         if life is None:
             world.violate(f"{consumer} got {key}, which nobody sent")
             return
-        if life.is_refused:
+        # A disk that fails to sync may keep what it was given, and a hub that crashes then had no
+        # time to delete it: nobody can promise that such a message is gone.
+        if life.refused_at is not None and not self._was_disturbed(
+            ("crash",), life.refused_at - _SETTLE_S, life.refused_at + _LONGEST_FAULT_S
+        ):
             world.violate(f"{consumer} got {key}, which the hub had refused")
         reception = self.receptions.setdefault(DeliveryKey(group, key), _Reception())
         reception.deliveries += 1
-        if attempt is not None and attempt > self._max_attempts:
-            world.violate(f"{consumer} got {key} for the {attempt}th time")
+        if attempt is not None:
+            self._check_attempt(key, consumer, reception, attempt)
         settled_at = reception.settled_at
         if settled_at is not None and not self._was_disturbed(
             (reception.settled_by, "hub"), settled_at - _SETTLE_S, settled_at + _SETTLE_S
@@ -163,8 +183,34 @@ class Observations:
         if reception.holder and settled_at is None:
             self._check_holder(group, key, consumer, reception)
         reception.holder, reception.held_since = consumer, world.now
-        if reception.deliveries == 1:
-            self._check_order(group, key, consumer)
+        self._check_order(group, key, consumer, reception)
+
+    def _check_attempt(
+        self, key: MessageKey, consumer: str, reception: _Reception, attempt: int
+    ) -> None:
+        """No attempt above the limit, and none that leaves out refusals that the hub knows."""
+        if attempt > self._max_attempts:
+            self._world.violate(f"{consumer} got {key} for the {attempt}th time")
+        certain = sum(
+            not self._was_disturbed((who, "hub"), at - _SETTLE_S, at + _SETTLE_S)
+            for who, at in reception.refusals
+        )
+        if attempt <= certain:
+            self._world.violate(
+                f"{consumer} got {key} as attempt {attempt} after {certain} refusals"
+            )
+
+    def check_window(self, consumer: str, unsettled: int, window: int) -> None:
+        """A consumer has this many messages that it has not settled."""
+        if unsettled > window:
+            self._world.violate(f"{consumer} has {unsettled} messages and a window of {window}")
+
+    def check_call(self, caller: str, service: str, started: float, error: CrosswireError) -> None:
+        """A call failed: the caller of a provider that is gone gets that answer, not silence."""
+        if type(error).__name__ == "RequestTimeout" and not self._was_disturbed(
+            (caller, "hub", "network"), started - _UNNOTICED_S, self._world.now
+        ):
+            self._world.violate(f"{caller} got no answer of {service}, though nothing hindered it")
 
     def _check_holder(
         self, group: str, key: MessageKey, consumer: str, reception: _Reception
@@ -177,19 +223,22 @@ class Observations:
             text = f"{consumer} got {key} of {group}, which {reception.holder} had"
             self._suspicions.append((text, reception.holder, reception.held_since))
 
-    def _check_order(self, group: str, key: MessageKey, consumer: str) -> None:
-        """Messages of one producer are delivered to one consumer in order, for the first time."""
-        if len(self._consumers[group]) > 1:
+    def _check_order(
+        self, group: str, key: MessageKey, consumer: str, reception: _Reception
+    ) -> None:
+        """Messages of one producer are delivered to a single consumer in order.
+
+        Not those that it has refused. And what was returned when a connection ended begins anew
+        with the oldest, on the next connection.
+        """
+        if len(self._consumers[group]) > 1 or reception.refusals:
             return
+        now = self._world.now
         way = (group, key.producer, consumer)
-        last = self._last_first.get(way)
-        if last is not None and key.number < last[0]:
-            disturbed = self._was_disturbed(
-                (consumer, "hub", key.producer), self.lives[key].attempted_at, self._world.now
-            )
-            if not disturbed:
-                self._world.violate(f"{consumer} got {key} after #{last[0]}")
-        self._last_first[way] = (max(key.number, last[0] if last else 0), self._world.now)
+        number, at = self._last_number.get(way, (0, now))
+        if key.number < number and not self._was_disturbed((consumer, "hub"), at - _SETTLE_S, now):
+            self._world.violate(f"{consumer} got {key} after #{number}")
+        self._last_number[way] = (key.number, now)
 
     def settled(self, group: str, key: MessageKey, consumer: str) -> None:
         """A consumer has settled it."""
@@ -197,10 +246,10 @@ class Observations:
         reception.settled_at, reception.settled_by = self._world.now, consumer
         reception.holder = ""
 
-    def returned(self, group: str, key: MessageKey) -> None:
+    def returned(self, group: str, key: MessageKey, consumer: str) -> None:
         """A consumer has refused it."""
         reception = self.receptions[DeliveryKey(group, key)]
-        reception.refusals += 1
+        reception.refusals.append((consumer, self._world.now))
         reception.holder = ""
 
     def _was_disturbed(self, who: Iterable[str], first: float, last: float) -> bool:
