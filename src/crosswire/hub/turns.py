@@ -12,7 +12,8 @@ whatever their number, and each of these gets as much as the others.
 
 What a peer's messages cause in the hub may take longer than to read them: a publication to
 thousands of subscribers is deferred in parts. A share with such parts left (`TurnShare.unfinished`)
-is not read from, or the parts would pile up. """
+is not read from, or the parts would pile up.
+"""
 
 from __future__ import annotations
 
