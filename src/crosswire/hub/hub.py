@@ -49,7 +49,7 @@ from crosswire.store.contract import Store
 __all__ = ["Hub"]
 
 _HOUSEKEEPING_S: Final = 10.0
-_CHORES: Final = 200
+_CHORES: Final = 50
 _PAUSE_S: Final = 0.005
 
 Chore: TypeAlias = tuple[Any, ...]
