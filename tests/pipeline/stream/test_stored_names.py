@@ -8,6 +8,7 @@ from crosswire.pipeline.tables.conversations import CALL_COLUMNS
 COLUMNS = {
     "steps": {
         "node",
+        "subscription",
         "seq",
         "id",
         "time",
@@ -44,6 +45,7 @@ COLUMNS = {
     },
     "passed": {
         "node",
+        "subscription",
         "id",
         "connection",
         "destination",
