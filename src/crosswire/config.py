@@ -81,7 +81,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     read from it, until it has read.
     """
 
-    connections: Positive = 20_000
+    connections: Positive = 10_000
     connections_per_address: Positive = 10_000
     idle_s: NotNegative = 0.0
     subscriptions: Positive = 1_000
@@ -93,10 +93,13 @@ class ProtocolLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of each protocol: see its page.
 
     `memory_bytes` is what all peers together may cause the hub to hold in memory; 0 is half of what
-    the process may use. `share` is the part of it, and of other limits, that one user may have.
+    the process may use. There are at most this many named `subscriptions` and `schedules`. `share`
+    is the part of these limits, and of the store's destinations, that one user may have.
     """
 
     memory_bytes: int = 0
+    subscriptions: Positive = 10_000
+    schedules: Positive = 10_000
     share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.25
     emp: EmpLimits = EmpLimits()
     emqp: EmqpLimits = EmqpLimits()

@@ -43,6 +43,8 @@ CrosswireError
 │   ├── InvalidFilter           a filter that can't be parsed
 │   ├── InvalidSchedule         an invalid interval, cron expression, id or destination
 │   ├── DestinationFull         the limit of a queue or a service is reached
+│   │   └── QuotaExceeded       too many destinations, subscriptions or schedules
+│   ├── DestinationInUse        a queue or topic that can't be deleted now
 │   ├── ClockJumped             the system's clock was set
 │   ├── SubscriptionConflict    a subscription's name is in use with another pattern or filter
 │   ├── UnknownMessage          no message, schedule or subscription has this id or name
@@ -113,6 +115,7 @@ __all__ = [
     "DecoderStateError",
     "DeliveryLost",
     "DestinationFull",
+    "DestinationInUse",
     "ErrorInError",
     "Forbidden",
     "FrameError",
@@ -153,6 +156,7 @@ __all__ = [
     "PipelineError",
     "ProviderFailed",
     "ProviderLost",
+    "QuotaExceeded",
     "RecordDamaged",
     "RecordUnreadable",
     "RemoteProtocolError",
@@ -410,6 +414,15 @@ class InvalidSchedule(HubError):
 
 class DestinationFull(HubError):
     """The limit of a queue or a service is reached; retry when its consumers have caught up."""
+
+
+class QuotaExceeded(DestinationFull):
+    """There are too many destinations, named subscriptions or schedules, in all or of one user:
+    something has to be removed first."""
+
+
+class DestinationInUse(HubError):
+    """A queue or topic has messages or consumers, or is configured: it can't be deleted."""
 
 
 class ClockJumped(HubError):

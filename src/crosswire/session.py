@@ -18,7 +18,7 @@ from typing import Protocol as Shape
 from crosswire.budget import MemoryAccount
 from crosswire.errors import ConnectionLost, InternalError
 from crosswire.hub.dispatch import Callbacks
-from crosswire.hub.turns import QUANTUM_S, Share, Turns
+from crosswire.hub.turns import QUANTUM_S, Turns, TurnShare
 from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFailed, Event
 
 __all__ = ["Session", "SessionOwner", "Tap", "use_keep_alive"]
@@ -118,7 +118,7 @@ class Session(asyncio.Protocol):
         turns: Turns | None = None,
     ) -> None:
         self._turns = turns
-        self._share = Share(turns, self._read_on) if turns is not None else None
+        self._share = TurnShare(turns, self._read_on) if turns is not None else None
         self._unread = b""
         self._unread_from = 0
         self._part_bytes = FIRST_PART_BYTES

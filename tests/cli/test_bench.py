@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from crosswire.cli.bench.hub import started_hub
-from crosswire.cli.via.contract import VIAS
+from crosswire.wire.registry import PROTOCOL_NAMES
 
 
 def _bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -25,7 +25,7 @@ def _figures(*arguments: str) -> dict[str, Any]:
     return figures
 
 
-@pytest.mark.parametrize("via", VIAS)
+@pytest.mark.parametrize("via", PROTOCOL_NAMES)
 def test_a_queue_brings_every_message_once(via: str) -> None:
     figures = _figures("--via", via, "--count", "300", "--window", "50")
     assert figures["destination"] == "queue/bench"
@@ -34,7 +34,7 @@ def test_a_queue_brings_every_message_once(via: str) -> None:
     assert figures["answered_p50_us"] > 0
 
 
-@pytest.mark.parametrize("via", VIAS)
+@pytest.mark.parametrize("via", PROTOCOL_NAMES)
 def test_a_topic_brings_every_message_to_every_consumer(via: str) -> None:
     figures = _figures(
         *("--via", via, "--topic", "--not-durable", "--consumers", "3"),

@@ -35,6 +35,8 @@ def test_queues(hub: RunningHub) -> None:
     assert shown[-1].split()[0] == str(identifier)
     assert shown[-1].endswith("tea\\x1b[31m  [n=1]")
     assert answer("queue", "purge", "shop/orders", "--hub", hub.url) == {"purged": 1}
+    gone = answer("queue", "delete", "queue/shop/orders", "--hub", hub.url)
+    assert gone == {"removed": "shop/orders"}
 
 
 def test_a_trace_tells_of_deliveries_that_a_kill_interrupted() -> None:

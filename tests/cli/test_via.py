@@ -15,14 +15,14 @@ import pytest
 
 from crosswire.cli.body import content_type_of
 from crosswire.cli.hub import Api
-from crosswire.cli.via.contract import VIAS
 from crosswire.client.native.emp import EmpClient
 from crosswire.errors import RequestFailed
 from crosswire.server.server import GATEWAYS
+from crosswire.wire.registry import PROTOCOL_NAMES
 from crosswire.wire.zmtp.curve import encode_key, public_key_of
 from tests.cli.conftest import PROGRAM, RunningHub, StartHub, answer, crosswire
 
-PROTOCOLS = [name for name in VIAS if name in GATEWAYS or f"{name}-clients" in GATEWAYS]
+PROTOCOLS = [name for name in PROTOCOL_NAMES if name in GATEWAYS or f"{name}-clients" in GATEWAYS]
 LISTENERS = {
     ("emqp", "pub"): "emqp-clients",
     ("emqp", "call"): "emqp-clients",
@@ -70,6 +70,38 @@ def test_a_message_goes_in_and_comes_out(hub: RunningHub, protocol: str) -> None
     expected = ({"a": 1}, {"n": 1, "s": "x"})
     assert [(row["json"], row["properties"]) for row in rows] == [expected] * 2
     assert answer("queue", "show", queue, "--hub", hub.url)["length"] == 0
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_subscriber_that_is_terminated_gives_back_what_it_has_not_printed(
+    hub: RunningHub, protocol: str
+) -> None:
+    queue = f"queue/{protocol}-given-back"
+    sub = subprocess.Popen(
+        [PROGRAM, "sub", queue, "--json", *way(hub, protocol, "sub")],
+        bufsize=0,  # `communicate` does not see what a buffer holds
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert sub.stdout is not None and sub.stderr is not None
+    assert sub.stderr.readline().startswith(f"subscribed to {queue}".encode())
+    # Nobody reads the pipe: it fills up, and the window with messages that are not printed.
+    lines = [json.dumps({"n": n, "pad": "x" * 40_000}) for n in range(40)]
+    pub = ("pub", queue, "--lines", *way(hub, "emp", "pub"))
+    ids = answer(*pub, given="\n".join(lines).encode())["ids"]
+    assert json.loads(sub.stdout.readline())["json"]["n"] == 0
+    sub.terminate()
+    out, err = sub.communicate(timeout=20)
+    assert (sub.returncode, b"Traceback" in err) == (0, False), err
+    printed = 1 + len(out.splitlines())
+    assert printed < 40
+    api = Api(hub.url)
+    details = {
+        step.get("detail") for each in ids for step in api.get(f"/v1/messages/{each}")["steps"]
+    }
+    shown = answer("queue", "show", queue, "--hub", hub.url)
+    assert (shown["length"], shown["consumers"]) == (40 - printed, []), shown
+    assert "the consumer unsubscribed" in details
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -231,6 +231,7 @@ SAMPLES: dict[str, Any] = {
     "channels": [0],
     "code": "c",
     "command": "STATUS",
+    "context": b"c",
     "conversation": 1,
     "data": b"{}",
     "description": "d",

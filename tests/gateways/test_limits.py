@@ -138,7 +138,7 @@ async def test_epoxy_properties(server: Server) -> None:
     async with epoxy(server) as peer:
         assert await ask_epoxy(peer, "Publish", publication(PROPERTIES)) == ""
         refused = await ask_epoxy(peer, "Publish", publication(PROPERTIES + 1))
-        assert refused == "a message has at most 1000 properties, not 1001"
+        assert refused == "invalid_request: a message has at most 1000 properties, not 1001"
         refused = await ask_epoxy(peer, "Publish", publication(2, "x" * 40_000))
         assert "properties have at most 65536 bytes" in refused
 
@@ -148,7 +148,7 @@ async def test_epoxy_services(server: Server) -> None:
     async with epoxy(server) as peer:
         assert await ask_epoxy(peer, "Serve", struct("Services", services=names)) == ""
         refused = await ask_epoxy(peer, "Serve", struct("Services", services=[*names, "more"]))
-        assert refused == "at most 1000 names at once, not 1001"
+        assert refused == "invalid_request: at most 1000 names at once, not 1001"
 
 
 async def test_epoxy_a_whole_window_is_settled_at_once(server: Server) -> None:

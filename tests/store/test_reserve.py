@@ -323,7 +323,8 @@ def test_the_backlog_of_the_lake_waits_in_the_store(mount: Path) -> None:
     mount_disk(mount, 160 * MIB)
     settings = (
         f"log = 'warning'\n[store]\nbuffer_bytes = {MIB}\nspare_bytes = {flush_bytes(MIB)}\n"
-        "[lake]\nseal_s = 0.05\n"
+        # Few connections: no warning about the limit of open files comes first.
+        "[lake]\nseal_s = 0.05\n[connections]\nconnections = 100\n"
     )
     hub = start(mount, settings)
     api = Api(hub.url)

@@ -88,6 +88,24 @@ async def test_purging_leaves_what_consumers_hold(web: WebHub) -> None:
     assert (await web.get("/v1/queues/b"))["length"] == 1
 
 
+async def test_unused_queues_and_topics_can_be_deleted(start_web: StartWeb) -> None:
+    web = await start_web(topics={"light": TopicPolicy(durable=False)})
+    await web.produce("queue/a/b", "1")
+    await web.produce("topic/t", "1")
+    web.hub.topic("topic/empty")
+    assert await code_of(web.delete("/v1/queues/a/b")) == "conflict"
+    assert await code_of(web.delete("/v1/topics/t")) == "conflict"
+    web.hub.topic("topic/light")
+    assert await code_of(web.delete("/v1/topics/light")) == "conflict"
+    assert await code_of(web.delete("/v1/topics/nope")) == "not_found"
+    await web.post("/v1/queues/a/b/purge", {})
+    assert await web.delete("/v1/queues/a/b") == {"removed": "a/b"}
+    assert await web.delete("/v1/topics/empty") == {"removed": "empty"}
+    assert await code_of(web.get("/v1/queues/a/b")) == "not_found"
+    assert await web.produce("queue/a/b", "2")
+    assert (await web.get("/v1/queues/a/b"))["length"] == 1
+
+
 async def test_asking_for_a_queue_does_not_make_it(web: WebHub) -> None:
     assert await code_of(web.get("/v1/queues/nope")) == "not_found"
     assert (await web.get("/v1/queues"))["queues"] == []

@@ -109,6 +109,10 @@ async def dead_letter(web: WebHub) -> None:
     taker.consumer.close(web.server.context.now())
 
 
+async def empty_queue(web: WebHub) -> None:
+    web.hub.queue("queue/kept")
+
+
 async def edit(web: WebHub) -> Any:
     (dead_letter,) = (await web.get("/v1/dead/letters", queue="q"))["letters"]
     return await web.patch(f"/v1/dead/letters/{dead_letter['id']}", {"queue": "q", "text": "y"})
@@ -127,6 +131,7 @@ OPERATIONS: dict[str, Step] = {
     "http unschedule": (schedule, delete("/v1/schedules/s")),
     "http remove subscription": (subscription, delete("/v1/subscriptions/gone")),
     "http purge queue": (post("/v1/messages", messages=[QUEUED]), post("/v1/queues/kept/purge")),
+    "http delete queue": (empty_queue, delete("/v1/queues/kept")),
     "http edit dead letter": (dead_letter, edit),
     "http purge dead letters": (dead_letter, post("/v1/dead/purge", queue="q", all=True)),
     "http replay dead letters": (dead_letter, post("/v1/dead/replays", queue="q", all=True)),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Sequence
 
 from crosswire.cli.body import add_payload_options, content_type_of, payload_of, properties_of
+from crosswire.cli.protocol_options import add_protocol_options, client_of, run_client, with_kind
 from crosswire.cli.sub import print_message
-from crosswire.cli.via.contract import ViaMessage, via
-from crosswire.cli.via.options import add_via_options, target_of, with_kind
+from crosswire.client import Message
 
 __all__ = ["configure", "run"]
 
@@ -32,20 +31,25 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     parser.add_argument(
         "--raw", action="store_true", help="print the response's payload only, unchanged"
     )
-    add_via_options(parser)
+    add_protocol_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the response. Raises ClientError for a call that fails."""
+    """Print the response. Raises HubError for a call that fails, and ClientError."""
     payload = payload_of(options)
     if payload is None:
         payload = sys.stdin.buffer.read()
-    message = ViaMessage(
-        payload=payload,
-        content_type=options.content_type or content_type_of(payload),
-        properties=properties_of(options),
-    )
-    adapter = via(options.via, target_of(options))
-    service = with_kind(options.service, "service")
-    print_message(asyncio.run(adapter.call(service, message, options.timeout)), options)
+    # Providers often don't name the type of what they answer.
+    print_message(run_client(_call(payload, options)), options, is_typed=False)
     return 0
+
+
+async def _call(payload: bytes, options: argparse.Namespace) -> Message:
+    async with client_of(options) as hub:
+        return await hub.call(
+            with_kind(options.service, "service"),
+            payload,
+            properties=properties_of(options),
+            content_type=options.content_type or content_type_of(payload),
+            timeout_s=options.timeout,
+        )

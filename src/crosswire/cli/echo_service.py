@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
 import sys
 from collections.abc import Sequence
 
 from crosswire.cli.hub import print_json
-from crosswire.cli.via.contract import IncomingMessage, Via, ViaMessage, via
-from crosswire.cli.via.options import add_via_options, target_of, with_kind
+from crosswire.cli.protocol_options import add_protocol_options, client_of, run_client, with_kind
+from crosswire.cli.stopping import stop_on_sigterm
+from crosswire.client import Message, OutgoingMessage
 from crosswire.plurals import plural
 
 __all__ = ["configure", "run"]
@@ -22,49 +21,37 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     parser.add_argument(
         "--count", type=int, default=0, help="end after this many calls (default: never)"
     )
-    add_via_options(parser)
+    add_protocol_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Answer until interrupted or until `--count` calls. Raises ClientError."""
-    service = with_kind(options.service, "service")
-    answered = asyncio.run(_serve(via(options.via, target_of(options)), service, options))
+    """Answer until SIGTERM or until `--count` calls. Raises HubError and ClientError."""
+    answered = run_client(_serve(with_kind(options.service, "service"), options))
     print(f"{plural(answered, 'call')} answered", file=sys.stderr)
     return 0
 
 
-async def _serve(adapter: Via, service: str, options: argparse.Namespace) -> int:
+async def _serve(name: str, options: argparse.Namespace) -> int:
     answered = 0
-    enough = asyncio.Event()
+    stop = stop_on_sigterm()
 
-    async def answer(got: IncomingMessage) -> ViaMessage:
+    async def answer(call: Message) -> OutgoingMessage:
         nonlocal answered
         answered += 1
         if answered == options.count:
-            enough.set()
-        return ViaMessage(
-            payload=got.payload, content_type=got.content_type, properties=got.properties
+            stop.set()
+        return OutgoingMessage(
+            body=call.payload, content_type=call.content_type, properties=call.properties
         )
 
-    def ready() -> None:
+    async with client_of(options, "workers") as hub, await hub.serve(name, answer) as service:
         if options.json:
-            print_json({"ready": True, "service": service})
+            print_json({"ready": True, "service": name})
             sys.stdout.flush()
         else:
-            print(f"serving {service}", file=sys.stderr)
-
-    serving = asyncio.create_task(adapter.serve(service, answer, ready))
-    waiting = asyncio.create_task(enough.wait())
-    try:
-        await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if serving.done():
-            serving.result()
-        else:
-            # The answer to the last call is returned but not written yet.
-            await asyncio.sleep(0.1)
-    finally:
-        waiting.cancel()
-        serving.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await serving
+            print(f"serving {name}", file=sys.stderr)
+        service.ended.add_done_callback(lambda _: stop.set())
+        await stop.wait()
+        if service.ended.done():
+            service.ended.result()
     return answered

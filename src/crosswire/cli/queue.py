@@ -1,4 +1,4 @@
-"""List queues, show one with its messages, or purge one."""
+"""List queues, show one with its messages, purge or delete one."""
 
 from __future__ import annotations
 
@@ -32,13 +32,16 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     )
     purging = commands.add_parser("purge", help="delete all messages that no consumer holds")
     purging.add_argument("name", help="NAME or queue/NAME")
-    for each in (listing, showing, purging):
+    deleting = commands.add_parser("delete", help="delete a queue that is empty and unused")
+    deleting.add_argument("name", help="NAME or queue/NAME")
+    for each in (listing, showing, purging, deleting):
         add_hub_options(each)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the action and print its result. Raises ClientError."""
-    return {"list": _list, "show": _show, "purge": _purge}[options.action](options)
+    actions = {"list": _list, "show": _show, "purge": _purge, "delete": _delete}
+    return actions[options.action](options)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -110,6 +113,13 @@ def _purge(options: argparse.Namespace) -> int:
         print_json(answer)
     else:
         print(f"{plural(answer['purged'], 'message')} deleted", file=sys.stderr)
+    return 0
+
+
+def _delete(options: argparse.Namespace) -> int:
+    answer = api_of(options).delete(path_of("v1", "queues", _name(options.name)))
+    if options.json:
+        print_json(answer)
     return 0
 
 

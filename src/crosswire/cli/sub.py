@@ -6,16 +6,25 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
-from contextlib import aclosing
-from typing import Any
+from typing import Any, Final
 
 from crosswire.cli.body import as_body, content_type_of, shown_body
 from crosswire.cli.hub import print_json
-from crosswire.cli.via.contract import IncomingMessage, Via, ViaSubscription, via
-from crosswire.cli.via.options import add_via_options, target_of, with_kind
+from crosswire.cli.protocol_options import add_protocol_options, client_of, run_client, with_kind
+from crosswire.cli.stopping import stop_on_sigterm
+from crosswire.cli.table import harmless
+from crosswire.client import ClientSubscription, Message
+from crosswire.client.message import BYTES, JSON
+from crosswire.errors import ConnectionLost, DeliveryLost, RequestTimeout
 from crosswire.plurals import plural
+from crosswire.wire.registry import protocol
 
 __all__ = ["configure", "print_message", "run"]
+
+_TYPED: Final = ("emp", "epoxy", "micromsg2")
+"""Protocols whose messages from the hub always name their type."""
+_WINDOW: Final = 16
+"""Unsettled messages at a time: few, since others may want the rest."""
 
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
@@ -42,62 +51,92 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     parser.add_argument(
         "--raw", action="store_true", help="print payloads only, unchanged, one per line"
     )
-    add_via_options(parser)
+    add_protocol_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print messages until `--count` or `--wait` is reached; 1 if fewer than `--count` arrived.
-
-    Raises ClientError.
+    """Print messages until SIGTERM, or `--count` or `--wait` is reached; 1 if fewer than `--count`
+    arrived. Raises HubError and ClientError.
     """
-    wanted = ViaSubscription(
-        destination=with_kind(options.destination, "queue"),
-        filter=options.filter,
-        name=options.name,
-        start=options.start,
-        window=min(options.count, 16) or 16,
-    )
-    seen = asyncio.run(_print_all(via(options.via, target_of(options)), wanted, options))
-    print(f"{plural(seen, 'message')} from {wanted.destination}", file=sys.stderr)
+    destination = with_kind(options.destination, "queue")
+    seen = run_client(_print_all(destination, options))
+    print(f"{plural(seen, 'message')} from {destination}", file=sys.stderr)
     return 0 if not options.count or seen == options.count else 1
 
 
-async def _print_all(adapter: Via, wanted: ViaSubscription, options: argparse.Namespace) -> int:
+async def _print_all(destination: str, options: argparse.Namespace) -> int:
     seen = 0
-    async with aclosing(adapter.subscribe(wanted)) as arriving:
-        while not options.count or seen < options.count:
-            try:
-                async with asyncio.timeout(options.wait):
-                    got = await anext(arriving)
-            except (TimeoutError, StopAsyncIteration):
-                break
-            print_message(got, options)
-            seen += 1
-            # After printing: a message that could not be printed is delivered again.
-            if got.settle is not None:
-                await got.settle()
+    stop = stop_on_sigterm()
+    listener = "subscribers" if destination.startswith("topic/") else "workers"
+    async with (
+        client_of(options, listener) as hub,
+        hub.subscribe(
+            destination,
+            name=options.name,
+            filter=options.filter,
+            start=options.start,
+            window=min(options.count, _WINDOW) or _WINDOW,
+        ) as subscription,
+    ):
+        remark = "" if hub.knows_ids else f" ({protocol(options.via).title} carries no ids)"
+        print(f"subscribed to {destination}{remark}", file=sys.stderr, flush=True)
+        unsubscribing = asyncio.create_task(_unsubscribe(stop, subscription))
+        try:
+            while not options.count or seen < options.count:
+                try:
+                    message = await subscription.receive(options.wait)
+                except RequestTimeout:
+                    break
+                except ConnectionLost:
+                    if stop.is_set():
+                        break
+                    raise
+                print_message(message, options, is_typed=options.via in _TYPED)
+                # After printing: a message that could not be printed is delivered again.
+                try:
+                    await message.settle()
+                    seen += 1
+                except DeliveryLost as error:
+                    print(harmless(str(error)), file=sys.stderr)
+        finally:
+            if stop.is_set():
+                await unsubscribing
+            unsubscribing.cancel()
     return seen
 
 
-def print_message(got: IncomingMessage, options: argparse.Namespace) -> None:
-    """Write a message to standard output in the format that `--raw` and `--json` choose."""
-    if getattr(options, "raw", False):
-        sys.stdout.buffer.write(got.payload + b"\n")
+async def _unsubscribe(stop: asyncio.Event, subscription: ClientSubscription) -> None:
+    """Unsubscribe on SIGTERM, which ends `receive`."""
+    await stop.wait()
+    await subscription.close()
+
+
+def print_message(message: Message, options: argparse.Namespace, *, is_typed: bool = True) -> None:
+    """Write a message to standard output in the format that `--raw` and `--json` choose.
+
+    The type of one that is not `is_typed` is detected, unless it names one other than bytes.
+    """
+    if options.raw:
+        sys.stdout.buffer.write(message.payload + b"\n")
         sys.stdout.buffer.flush()
         return
-    content_type = got.content_type or content_type_of(got.payload)
-    if content_type == "application/json" and content_type_of(got.payload) != content_type:
-        content_type = "application/octet-stream"
-    message: dict[str, Any] = {
-        "id": got.id,
-        "destination": got.destination,
-        "attempt": got.attempt,
+    detected = content_type_of(message.payload)
+    content_type = message.content_type
+    if content_type == BYTES and not is_typed:
+        content_type = detected
+    elif content_type == JSON != detected:
+        content_type = BYTES
+    shown: dict[str, Any] = {
+        "id": message.id,
+        "destination": message.destination,
+        "attempt": message.attempt,
         "content_type": content_type,
-        "properties": got.properties,
-        **as_body(got.payload, content_type),
+        "properties": message.properties,
+        **as_body(message.payload, content_type),
     }
     if options.json:
-        print_json({key: value for key, value in message.items() if value != 0 or key == "json"})
+        print_json({key: value for key, value in shown.items() if value is not None})
     else:
-        print(shown_body(message))
+        identifier = "" if message.id is None else f"{message.id}  "
+        print(identifier + shown_body(shown))
     sys.stdout.flush()

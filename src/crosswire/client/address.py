@@ -23,7 +23,8 @@ class HubUrl(msgspec.Struct, frozen=True):
     tls: bool
     addresses: tuple[tuple[str, int], ...]
     ports: dict[str, int] = {}
-    """eMQP's further listeners, by role; they have the hosts of `addresses`."""
+    """eMQP's further listeners, by role; they have the hosts of `addresses`. The port of the
+    listener for clients may be 0, for a program that only subscribes and serves."""
 
     def of_role(self, role: str) -> tuple[tuple[str, int], ...]:
         """The addresses of one of eMQP's listeners."""
@@ -51,7 +52,8 @@ def parse_url(url: str) -> HubUrl:
     if parts.query and protocol != "emqp":
         raise ValueError(f"only an eMQP address has a query, {protocol} has one port")
     default = LISTENERS[listener]
-    addresses = tuple(_address(text, default) for text in parts.netloc.split(","))
+    lowest = 0 if protocol == "emqp" else 1
+    addresses = tuple(_address(text, default, lowest) for text in parts.netloc.split(","))
     return HubUrl(protocol, bool(suffix), addresses, ports)
 
 
@@ -64,7 +66,7 @@ def _query_ports(query: str) -> dict[str, int]:
     return ports
 
 
-def _address(text: str, default: int) -> tuple[str, int]:
+def _address(text: str, default: int, lowest: int) -> tuple[str, int]:
     if text.startswith("["):
         host, _, rest = text[1:].partition("]")
         port = rest.removeprefix(":")
@@ -72,10 +74,10 @@ def _address(text: str, default: int) -> tuple[str, int]:
         host, _, port = text.partition(":")
     if not host:
         raise ValueError("an address needs a host")
-    return host, _port(port) if port else default
+    return host, _port(port, lowest) if port else default
 
 
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 65536):
+def _port(text: str, lowest: int = 1) -> int:
+    if not (text.isascii() and text.isdecimal() and lowest <= int(text) < 65536):
         raise ValueError(f"{text!r} is no port")
     return int(text)

@@ -71,6 +71,11 @@ class Client:
         """The protocol's name."""
         return self._adapter.target.url.protocol
 
+    @property
+    def knows_ids(self) -> bool:
+        """Whether the protocol carries ids of messages: EMP and Epoxy do."""
+        return self._adapter.knows_ids
+
     async def close(self) -> None:
         """End all subscriptions and services, settle what is done, and disconnect."""
         if self._closed:
@@ -237,7 +242,11 @@ class Client:
         """Start a feed. While no hub is reached it is tried again, like everything else."""
         if self._closed:
             raise ConnectionLost("the client is closed")
-        await retried(start, self._adapter.target.backoff(), self._timeout_s)
+        if self._adapter.has_connected:
+            await retried(start, self._adapter.target.backoff(), self._timeout_s)
+        else:
+            await start()
+            self._adapter.has_connected = True
         self._feeds[feed] = None
 
     def _patience(self, timeout_s: float | None) -> float:

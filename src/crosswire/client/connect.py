@@ -14,7 +14,7 @@ from crosswire.client.client import Client
 from crosswire.client.native.dial import Backoff
 from crosswire.errors import BondError, ConfigError, Unsupported
 
-__all__ = ["connect"]
+__all__ = ["connect", "tls_context"]
 
 _ADAPTERS: Final = {
     "emp": "EmpAdapter",
@@ -52,7 +52,8 @@ def connect(
 
     The URL is `PROTOCOL://HOST[:PORT]`, with `emp`, `emqp`, `relink`, `epoxy` or `micromsg2`, and
     `+tls` after those but eMQP. Several addresses, `emp://a:5040,b:5040`, are tried in turn. eMQP
-    has more ports: `emqp://HOST[:CLIENTS]?workers=PORT&publishers=PORT&subscribers=PORT&admin=PORT`.
+    has more ports: `emqp://HOST[:CLIENTS]?workers=PORT&publishers=PORT&subscribers=PORT&admin=PORT`;
+    with 0 for CLIENTS the program only subscribes and serves.
 
     `token` identifies the program in EMP, Epoxy and MicroMsg2; `certificate` and `key`, PEM files,
     in all with TLS; `curve_secret` in eMQP, whose hub has the public key `curve_server`. `ca` is a
@@ -66,7 +67,7 @@ def connect(
     ConfigError for a file that can't, Unsupported for credentials that the protocol can't carry.
     """
     parsed = parse_url(url)
-    context = _context(parsed.tls, tls, certificate, key, ca)
+    context = tls_context(tls or parsed.tls, certificate, key, ca)
     if (curve_server or curve_secret) and parsed.protocol != "emqp":
         raise Unsupported("CURVE keys are for eMQP only")
     if curve_secret and not curve_server:
@@ -94,16 +95,16 @@ def _adapter(protocol: str, target: HubTarget) -> Adapter:
         raise ConfigError(f"a .bond file can't be used: {error}") from None
 
 
-def _context(
-    wanted: bool,
+def tls_context(
     tls: ssl.SSLContext | bool | None,
     certificate: str | Path | None,
     key: str | Path | None,
     ca: str | Path | None,
 ) -> ssl.SSLContext | None:
+    """The TLS settings of these arguments of `connect`, None without TLS. Raises ConfigError."""
     if isinstance(tls, ssl.SSLContext):
         return tls
-    if not (wanted or tls or certificate or ca):
+    if not (tls or certificate or ca):
         return None
     try:
         context = ssl.create_default_context(cafile=ca)

@@ -11,6 +11,7 @@ from typing import Final
 
 from crosswire.envelope import Property
 from crosswire.errors import (
+    BadRequest,
     CallError,
     CrosswireError,
     DestinationFull,
@@ -31,6 +32,7 @@ __all__ = ["code_of", "read_failure", "to_failure"]
 _DESCRIPTION_CHARACTERS: Final = 1000
 
 _INVALID: Final = (
+    BadRequest,
     InvalidDestination,
     InvalidEnvelope,
     InvalidFilter,

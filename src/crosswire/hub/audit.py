@@ -33,6 +33,10 @@ def count_messages(store: Store, ledger: Ledger, floors: Floors) -> None:
         ids -= ended.get(name, set())
         if number is None or not ids or name.startswith("service/"):
             continue
+        begun = store.begun_after(number)
+        ids = {each for each in ids if each > begun}
+        if not ids:
+            continue
         ids -= set(view.ids(number, after=min(ids) - 1, upto=max(ids)))
         missing = sorted(_unsettled(store, floors, name, number, ids)) if ids else []
         if missing:

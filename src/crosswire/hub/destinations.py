@@ -13,6 +13,7 @@ from crosswire.errors import InvalidDestination, RecordDamaged
 from crosswire.hub.core import Core, SendEnvelope
 from crosswire.hub.policies import HubConfig, QueuePolicy, Retry, TopicPolicy
 from crosswire.hub.queues import Queue, stored_depth
+from crosswire.hub.shares import DestinationOwners
 from crosswire.hub.subscriptions import Subscriptions
 from crosswire.hub.topics import KnownTopics, Topic
 
@@ -33,9 +34,12 @@ class Destinations:
         subscriptions: Subscriptions,
         *,
         send: SendEnvelope,
+        owners: DestinationOwners,
     ) -> None:
+        self.owners = owners
         self.queues: dict[str, Queue] = {}
         self.topics = topics.by_destination
+        self._known_topics = topics
         self.consumers_changed: list[Callable[[Queue], None]] = []
         self._core = core
         self._config = config
@@ -45,10 +49,11 @@ class Destinations:
         for destination in core.store.destinations():
             if destination.startswith("topic/"):
                 policy = self._topic_policy(destination)
-                self.topics[destination] = Topic(core, destination, policy)
+                topics.add(Topic(core, destination, policy))
 
-    def target(self, destination: str, *, own: bool = False) -> Queue | Topic:
-        """The queue or topic of that name, opened if need be. Raises InvalidDestination.
+    def target(self, destination: str, principal: str = "", *, own: bool = False) -> Queue | Topic:
+        """The queue or topic of that name, opened if need be; a new one counts for the principal.
+        Raises InvalidDestination, DestinationFull.
 
         `own`: the hub chose the name itself, which need not be one that a peer may choose.
         """
@@ -58,13 +63,15 @@ class Destinations:
         kind = (parse_stored_destination if own else self.parse)(destination).kind
         if kind == "service":
             raise InvalidDestination(f"{destination!r} is called, nothing can be sent to it")
+        self.owners.create(destination, principal)
         return self._open_queue(destination) if kind == "queue" else self._open_topic(destination)
 
-    def queue(self, destination: str) -> Queue:
-        """The queue of that name, opened if need be. Raises InvalidDestination."""
+    def queue(self, destination: str, principal: str = "") -> Queue:
+        """The queue of that name, opened if need be. Raises InvalidDestination, DestinationFull."""
         queue = self.queues.get(destination)
         if queue is None:
             self.parse(destination)
+            self.owners.create(destination, principal)
             queue = self._open_queue(destination)
         return queue
 
@@ -73,6 +80,7 @@ class Destinations:
         topic = self.topics.get(destination)
         if topic is None:
             self.parse(destination)
+            self.owners.create(destination, "")
             topic = self._open_topic(destination)
         return topic
 
@@ -90,9 +98,30 @@ class Destinations:
 
     def _open_topic(self, destination: str) -> Topic:
         topic = Topic(self._core, destination, self._topic_policy(destination))
-        self.topics[destination] = topic
+        self._known_topics.add(topic)
         self._subscriptions.add_topic(topic)
         return topic
+
+    def opened(self, destination: str) -> Queue | Topic | None:
+        """The queue or topic of that name; None if there is none, or a queue that nobody opened."""
+        return self.queues.get(destination) or self.topics.get(destination)
+
+    def remove(self, target: Queue | Topic) -> None:
+        """Delete its state: nobody uses it, and its messages are deleted. The next one of its name
+        is a new one."""
+        self.owners.remove(target.number)
+        if isinstance(target, Queue):
+            del self.queues[target.destination]
+            target.delete()
+        else:
+            self._subscriptions.remove_topic(target)
+            self._known_topics.remove(target)
+            target.delete()
+
+    def is_configured(self, destination: str) -> bool:
+        """Whether the configuration has a policy for this name."""
+        kind, _, name = destination.partition("/")
+        return name in (self._config.queues if kind == "queue" else self._config.topics)
 
     def depth(self, destination: str) -> tuple[int, int]:
         """Length and size of a queue, which is not opened for it; zeros if there is none."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, Protocol
 
 from crosswire.hub.attachment import Attachment, Delivery, Notice
-from crosswire.hub.turns import Share, Turns
+from crosswire.hub.turns import Turns, TurnShare
 
 __all__ = ["Callbacks", "DispatchLoop", "Dispatcher", "Participant", "Watchers"]
 
@@ -91,12 +91,12 @@ class DispatchLoop:
         self.now = now
         self.callbacks = Callbacks()
         self.turns = turns or Turns()
-        self._share = Share(self.turns, lambda: self.pump(self.now))
+        self._share = TurnShare(self.turns, lambda: self.pump(self.now))
         # First in, first out: one that is touched again by its own dispatch is after all others.
         self._touched: OrderedDict[Dispatcher, None] = OrderedDict()
-        self._deferred: deque[tuple[str, Callable[..., None], tuple[Any, ...], Share | None]] = (
-            deque()
-        )
+        self._deferred: deque[
+            tuple[str, Callable[..., None], tuple[Any, ...], TurnShare | None]
+        ] = deque()
         self._given_up: dict[Participant, None] = {}
         self._is_pumping = False
 

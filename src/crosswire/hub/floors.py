@@ -34,6 +34,11 @@ class Floors:
         self._by_number[number] = identifier
         self._store.save(_FLOORS, number.to_bytes(4), identifier.to_bytes(_SIZE))
 
+    def remove(self, number: int) -> None:
+        """Its destination is removed."""
+        self._by_number.pop(number, None)
+        self._store.drop(_FLOORS, number.to_bytes(4))
+
     def _load(self, number: int) -> int:
         key = number.to_bytes(4)
         stored = self._store.get(_FLOORS, key)

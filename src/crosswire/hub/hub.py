@@ -35,9 +35,11 @@ from crosswire.hub.intake import Intake
 from crosswire.hub.ledger import Ledger, LedgerPeer, LedgerRow
 from crosswire.hub.policies import HubConfig
 from crosswire.hub.queues import Queue
+from crosswire.hub.removals import UnusedDestinations
 from crosswire.hub.schedules import Schedules
 from crosswire.hub.seals import LakeSeals
 from crosswire.hub.services import Answer, Call, Provider, ProviderReceiver, Services
+from crosswire.hub.shares import DestinationOwners, Quota
 from crosswire.hub.subscriptions import Start, Subscriptions, predicate
 from crosswire.hub.timers import Timers
 from crosswire.hub.topics import KnownTopics, Topic
@@ -47,7 +49,7 @@ from crosswire.store.contract import Store
 __all__ = ["Hub"]
 
 _HOUSEKEEPING_S: Final = 10.0
-_CHORES: Final = 200
+_CHORES: Final = 50
 _PAUSE_S: Final = 0.005
 
 Chore: TypeAlias = tuple[Any, ...]
@@ -105,12 +107,19 @@ class Hub:
             windows=self.windows,
             chance=random.random,
         )
+        owners = DestinationOwners(store, config.share)
         topics = KnownTopics()
         # Queues send dead letters through the intake, which needs queues: `inject` finds the
         # intake when it is called, and nothing is buried before all parts are there.
-        self.subscriptions = Subscriptions(core, topics, send=self.inject, retry=config.retry)
+        self.subscriptions = Subscriptions(
+            core,
+            topics,
+            send=self.inject,
+            retry=config.retry,
+            share=Quota("named subscriptions", config.subscriptions, config.share),
+        )
         self._destinations = Destinations(
-            core, config, topics, self.subscriptions, send=self.inject
+            core, config, topics, self.subscriptions, send=self.inject, owners=owners
         )
         self.consumers_changed = self._destinations.consumers_changed
         """Called with a queue when somebody starts or stops consuming it."""
@@ -120,8 +129,10 @@ class Hub:
         self._intake = Intake(core, self._destinations, self.subscriptions)
         self.produce = self._intake.produce
         """Accepts a batch of one producer, for queues and topics: see `Intake.produce`."""
-        self.services = Services(core, config.service, config.topic)
-        self.schedules = Schedules(core, self.inject)
+        self.services = Services(core, config.service, config.topic, owners)
+        self.schedules = Schedules(
+            core, self.inject, Quota("schedules", config.schedules, config.share)
+        )
         self.dead_letters = DeadLetters(
             self._destinations.queue,
             self._destinations.parse,
@@ -131,6 +142,14 @@ class Hub:
         )
         self.staging = Staging(
             core, self._destinations, config.staging, take_over=self._intake.take_over
+        )
+        self._unused = UnusedDestinations(
+            core,
+            self._destinations,
+            self.subscriptions,
+            self.schedules,
+            expire_s=config.expire_s,
+            is_taking_over=self.staging.is_taking_over,
         )
         self._recover()
         self.call_at(now + _HOUSEKEEPING_S, self._keep_house)
@@ -179,9 +198,10 @@ class Hub:
             )
         return lambda envelope, now: self._intake.give_back(envelope, subscription, now)
 
-    def target(self, destination: str) -> Queue | Topic:
-        """The queue or topic of that name, opened if need be. Raises InvalidDestination."""
-        return self._destinations.target(destination)
+    def target(self, destination: str, principal: str = "") -> Queue | Topic:
+        """The queue or topic of that name, opened if need be; a new one counts for the principal.
+        Raises InvalidDestination, DestinationFull."""
+        return self._destinations.target(destination, principal)
 
     # Consuming.
 
@@ -210,7 +230,7 @@ class Hub:
             raise InvalidDestination(f"{destination!r} is not a queue")
         # Before the queue is opened: its number in the store is never freed again.
         matches = predicate(filter)
-        consumer = self._destinations.queue(destination).attach(
+        consumer = self._destinations.queue(destination, peer.principal).attach(
             receiver,
             now,
             peer=peer,
@@ -324,6 +344,17 @@ class Hub:
         """The topic of that name, opened if need be. Raises InvalidDestination."""
         return self._destinations.topic(destination)
 
+    def remove(self, destination: str, now: float) -> None:
+        """Remove a queue or topic without messages, consumers, schedules and configuration; it is
+        gone when that is `committed`. Raises UnknownMessage, DestinationInUse, StoreError."""
+        self._core.loop.now = now
+        self._unused.remove(destination)
+
+    @property
+    def removed_total(self) -> int:
+        """How many queues and topics were removed since the start."""
+        return self._unused.removed_total
+
     def queues(self) -> list[Queue]:
         """Every queue in order of names, those that nobody used since the start included."""
         return self._destinations.all_queues()
@@ -364,6 +395,10 @@ class Hub:
         self.services.reconfigure(config.service, config.topic)
         self.subscriptions.retry = config.retry
         self.staging.limits = config.staging
+        self._unused.expire_s = config.expire_s
+        self._destinations.owners.configure(config.share)
+        self.subscriptions.share.configure(config.subscriptions, config.share)
+        self.schedules.share.configure(config.schedules, config.share)
         self._destinations.reconfigure(config)
         self._core.loop.pump(self.now)
 
@@ -468,6 +503,7 @@ class Hub:
             yield (queue.reclaim,)
         for topic in (*self._destinations.topics.values(), *self.services.journals.values()):
             yield topic.retain, now
+        yield from self._unused.chores(now)
         yield (self.subscriptions.report_gaps,)
         yield self.staging.keep_house, now
         yield (self._forget_rows,)

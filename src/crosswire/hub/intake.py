@@ -78,7 +78,7 @@ class Intake:
                 if destination[_FIRST_LEVEL] == "@":
                     raise InvalidDestination(f"{destination!r} is the hub's own")
                 known = self._queues.get(destination)
-                target = known or self._destinations.target(destination)
+                target = known or self._destinations.target(destination, run[0].principal)
                 if isinstance(target, Queue):
                     waits |= self._send(target, run, index, receipt, now)
                 else:

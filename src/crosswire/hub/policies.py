@@ -102,7 +102,10 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     With `lake`, nothing is reclaimed before the lake has sealed it. `ledger_rows` limits how much
     of the ledger the store keeps without a lake, `recent_rows` how much of it is in memory.
-    `windows_bytes` limits what all queues and subscriptions together keep in memory.
+    `windows_bytes` limits what all queues and subscriptions together keep in memory. Queues and
+    topics that are unused for `expire_s` are removed; 0 means never. There are at most this many
+    named `subscriptions` and `schedules`; `share` is the part of them, and of the destinations,
+    that one user may have.
     """
 
     queue: QueuePolicy = QueuePolicy()
@@ -116,3 +119,7 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True):
     ledger_rows: int = 5_000_000
     recent_rows: int = 200_000
     windows_bytes: int = 1 << 30
+    expire_s: float = 86_400.0
+    subscriptions: int = 10_000
+    schedules: int = 10_000
+    share: float = 0.25

@@ -74,6 +74,8 @@ class Queue(Backlog):
         self._reclaimed_between = 0
         self._floor = core.floors.of(self.number)
         self._consumers_changed = consumers_changed
+        self._attached = 0
+        self._used_before = (0, 0)
         key = self.number.to_bytes(4)
         stored = core.store.get(_DEPTHS, key)
         if stored is not None:
@@ -104,6 +106,23 @@ class Queue(Backlog):
                 or (identifier > cursor.upto and identifier not in cursor.later)
             ]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether every message is settled, and none is on its way."""
+        memory = self.memory
+        return not (self.length or self.waiting or memory.items or memory.loaded < memory.visible)
+
+    def was_used(self) -> bool:
+        """Whether it got a message or a consumer since the last call, or since it was opened."""
+        before, self._used_before = self._used_before, (self.visible, self._attached)
+        return before != self._used_before
+
+    def delete(self) -> None:
+        """Delete its cursor and counters; nothing of it is written any more."""
+        self._commits.forget(self)
+        self.cursor.forget()
+        self._store.drop(_DEPTHS, self.number.to_bytes(4))
+
     def adopt(self, policy: QueuePolicy) -> None:
         """Apply another policy from now on."""
         self.policy = policy
@@ -130,6 +149,7 @@ class Queue(Backlog):
     def attach(self, *args: Any, **options: Any) -> Consumer:
         """Add a consumer, and notify `Hub.consumers_changed`."""
         consumer = super().attach(*args, **options)
+        self._attached += 1
         self._consumers_changed(self)
         return consumer
 
@@ -171,6 +191,7 @@ class Queue(Backlog):
     def recover(self, now: float) -> None:
         """Continue after a restart, within the limits."""
         super().recover(now)
+        self._used_before = (self.visible, 0)
         # The hub may have been killed between a batch and the drops that make room for it.
         self._keep_bounds(now)
         # Those made room in memory, too, and nobody pumps the loop after a queue was opened.

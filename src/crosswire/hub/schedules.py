@@ -34,6 +34,7 @@ from crosswire.hub.cron import (
     times_of_cron,
     utc_text,
 )
+from crosswire.hub.shares import Quota
 from crosswire.store.records import reader
 
 __all__ = ["Schedule", "Schedules", "check_id", "check_interval"]
@@ -144,7 +145,9 @@ class _Unsure:
 class Schedules:
     """A fire and the next due time are written together: neither is there without the other."""
 
-    def __init__(self, core: Core, send: SendEnvelope) -> None:
+    def __init__(self, core: Core, send: SendEnvelope, share: Quota) -> None:
+        self.share = share
+        """How many each principal may have."""
         self.failed = 0
         """How many attempts to fire failed."""
         self._core = core
@@ -172,14 +175,15 @@ class Schedules:
                 core.damage.set_aside_state(_SPACE, key, value, error)
                 continue
             self._schedules[schedule.id] = schedule
+            share.add(schedule.envelope.principal)
             self._arm(schedule.id, 0.0 if schedule.is_dormant else schedule.next_due)
         schedules = list(self._schedules.values())
         self._bring_nearer(schedules, core.loop.now, may_trust_cron=not core.wall.went_back)
         self._wake()
 
     def add(self, schedule: Schedule, now: float) -> Schedule:
-        """Store it, in place of one with the same id. Raises InvalidSchedule, and StoreError while
-        nothing can be stored.
+        """Store it, in place of one with the same id. Raises InvalidSchedule, QuotaExceeded if
+        its principal has too many, and StoreError while nothing can be stored.
 
         It fires once it is on disk. If it can't be written, the one before it continues.
         """
@@ -195,6 +199,9 @@ class Schedules:
         kept: Schedule = msgspec.structs.replace(
             schedule, next_due=schedule.first_due(self._wall_clock.at(now)), fired=0
         )
+        principal, before = kept.envelope.principal, self._schedules.get(kept.id)
+        if before is None or before.envelope.principal != principal:
+            self.share.check(principal)
         obstacle = self._store.obstacle(now)
         if obstacle is not None:
             raise obstacle
@@ -249,6 +256,7 @@ class Schedules:
         self._forget(identifier)
         if schedule is not None:
             self._schedules[identifier] = schedule
+            self.share.add(schedule.envelope.principal)
             self._save(schedule)
         else:
             self._store.drop(_SPACE, identifier.encode())
@@ -279,7 +287,9 @@ class Schedules:
         self._core.commits.request()
 
     def _forget(self, identifier: str) -> None:
-        self._schedules.pop(identifier, None)
+        schedule = self._schedules.pop(identifier, None)
+        if schedule is not None:
+            self.share.remove(schedule.envelope.principal)
         self._wakes.pop(identifier, None)
         self._failures.pop(identifier, None)
         self._catching_up.discard(identifier)

@@ -140,10 +140,15 @@ class LakeSeals:
     def _stored_run(self, run: LedgerRun) -> Iterator[Envelope]:
         store = self._store
         service = run.destination.startswith("service/")
-        numbers = {store.number(run.destination)}
+        names = {run.destination}
         if service:
             # Calls are stored under the name that their provider gave, with or without the method.
-            numbers.add(store.number("/".join(run.destination.split("/")[:2])))
+            names.add("/".join(run.destination.split("/")[:2]))
+        known = store.destinations()
+        numbers = {known[name] for name in names if name in known}
+        if not numbers:
+            # A destination is removed only when the lake has all of its messages.
+            return
         pages: list[Page] = []
         store.read(
             sorted(numbers),

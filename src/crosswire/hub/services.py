@@ -23,6 +23,7 @@ from crosswire.hub.attachment import Delivery, Window
 from crosswire.hub.core import Core
 from crosswire.hub.ledger import LedgerPeer, Step
 from crosswire.hub.policies import ServicePolicy, TopicPolicy
+from crosswire.hub.shares import DestinationOwners
 from crosswire.hub.topics import Topic
 
 __all__ = ["Answer", "Call", "Provider", "ProviderReceiver", "Services"]
@@ -142,11 +143,14 @@ class _Service:
 class Services:
     """Providers by service, calls under way, and the journal of what they exchanged."""
 
-    def __init__(self, core: Core, policy: ServicePolicy, retention: TopicPolicy) -> None:
+    def __init__(
+        self, core: Core, policy: ServicePolicy, retention: TopicPolicy, owners: DestinationOwners
+    ) -> None:
         self.policy = policy
         self.journals: dict[str, Topic] = {}
         """Requests and responses by service, kept as long as the messages of topics."""
         self._retention = retention
+        self._owners = owners
         self._core = core
         self._store = core.store
         self._loop = core.loop
@@ -463,6 +467,11 @@ class Services:
         self._withdraw(late, now)
         self._wake()
 
+    def _provider_of(self, name: str) -> str:
+        """Who serves it: a service gets its name from its first provider."""
+        service = self._services.get(name)
+        return service.providers[0].peer.principal if service and service.providers else ""
+
     def _journal(self, service: str, envelope: Envelope, record: bytes, now: float) -> None:
         """Store a request or response; nobody waits for the commit."""
         core = self._core
@@ -470,6 +479,7 @@ class Services:
             try:
                 journal = self.journals.get(service)
                 if journal is None:
+                    self._owners.create(service, self._provider_of(service))
                     journal = self.journals[service] = Topic(core, service, self._retention)
             except DestinationFull as error:
                 # The call is in progress by now, and continues without a record of its messages.

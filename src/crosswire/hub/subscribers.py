@@ -204,8 +204,9 @@ class Subscriber(Attachment):
         are the counts of topics that have no row for each delivery."""
         now_us = int(self._loop.now * MICROSECONDS)
         for destination, run in groupby(envelopes, key=attrgetter("destination")):
-            policy = self._topics.by_destination[destination].policy
-            if not policy.durable and policy.ledger != "rows":
+            topic = self._topics.by_destination.get(destination)
+            # One that was removed since had no stored messages.
+            if topic is None or not (topic.policy.durable or topic.policy.ledger == "rows"):
                 continue
             ids = [each.id for each in run]
             self._core.ledger.note(

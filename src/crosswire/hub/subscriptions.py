@@ -29,6 +29,7 @@ from crosswire.hub.core import Core, SendEnvelope
 from crosswire.hub.filters import Filter, Predicate
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.policies import Retry
+from crosswire.hub.shares import Quota
 from crosswire.hub.subscribers import Subscriber
 from crosswire.hub.topics import Index, KnownTopics, Topic
 from crosswire.store.records import Count, reader
@@ -182,6 +183,11 @@ class Subscription(Backlog):
         if number not in self.memory.numbers:
             self.memory.numbers.append(number)
 
+    def remove_topic(self, number: int) -> None:
+        """Don't read this topic's log any more."""
+        if number in self.memory.numbers:
+            self.memory.numbers.remove(number)
+
     def begin(self, position: int) -> None:
         """A new subscription starts after this id."""
         memory = self.memory
@@ -239,8 +245,16 @@ class Subscriptions:
     """Who subscribed to what: unnamed subscribers while attached, named subscriptions for good."""
 
     def __init__(
-        self, core: Core, topics: KnownTopics, *, send: SendEnvelope, retry: Retry
+        self,
+        core: Core,
+        topics: KnownTopics,
+        *,
+        send: SendEnvelope,
+        retry: Retry,
+        share: Quota,
     ) -> None:
+        self.share = share
+        """How many named ones each owner may have."""
         self.retry = retry
         """The retry policy of subscriptions that are made from now on."""
         self._core = core
@@ -301,8 +315,9 @@ class Subscriptions:
     ) -> Subscription:
         """The subscription of this owner and name, created if there is none.
 
-        Raises SubscriptionConflict if it has another pattern or filter, and StoreError if a new one
-        can't be stored. One whose commit fails later is removed again.
+        Raises SubscriptionConflict if it has another pattern or filter, QuotaExceeded if the
+        owner has too many, and StoreError if a new one can't be stored. One whose commit fails
+        later is removed again.
         """
         # Everything is checked before anything is saved.
         predicate(filter_text)
@@ -322,6 +337,7 @@ class Subscriptions:
             if existing in self._unsure:
                 self._await_outcome(existing)
             return existing
+        self.share.check(owner)
         obstacle = self._store.obstacle(now)
         if obstacle is not None:
             raise obstacle
@@ -390,6 +406,7 @@ class Subscriptions:
         )
         self._by_name[definition.owner, definition.name] = subscription
         self._keys.add(key)
+        self.share.add(definition.owner)
         self._named.add(definition.pattern, subscription)
         return subscription
 
@@ -416,6 +433,9 @@ class Subscriptions:
         definition = msgspec.structs.replace(subscription.definition, owner=new_owner)
         del self._by_name[owner, name]
         self._by_name[new_owner, name] = subscription
+        # An administrator may give somebody more than its share.
+        self.share.remove(owner)
+        self.share.add(new_owner)
         subscription.definition = definition
         subscription.subscription = subscription_label(new_owner, name)
         self._store.save(_SPACE, subscription.record_key, _encode(definition))
@@ -437,6 +457,7 @@ class Subscriptions:
     def _drop(self, subscription: Subscription) -> None:
         del self._by_name[subscription.owner, subscription.name]
         self._keys.discard(subscription.record_key)
+        self.share.remove(subscription.owner)
         self._unsure.pop(subscription, None)
         self._named.remove(subscription.definition.pattern, subscription)
         subscription.delete()
@@ -511,6 +532,25 @@ class Subscriptions:
         """A topic is new: the named subscriptions of its patterns read its log, too."""
         for subscription in self.audience(topic).subscriptions:
             subscription.add_topic(topic.number)
+
+    def use(self, topic: Topic) -> str:
+        """How a topic without messages is used: by who names it, or has not settled what it had;
+        "" if it is not. A pattern alone does not keep a topic: it finds the next one of the
+        name."""
+        if any(each.pattern == topic.name for each in self._subscribers.match(topic.name)):
+            return "has subscribers"
+        for each in self._named.match(topic.name):
+            if each.definition.pattern == topic.name:
+                return "has a named subscription"
+            if each.stopped or each.memory.head() <= topic.reclaimed:
+                return "has messages that a named subscription has not settled"
+        return ""
+
+    def remove_topic(self, topic: Topic) -> None:
+        """A topic is removed: its log is not read any more."""
+        self._audiences.pop(topic.number, None)
+        for subscription in self._named.match(topic.name):
+            subscription.remove_topic(topic.number)
 
     def report_gaps(self) -> None:
         """Report to consumers what retention deleted before they got it."""

@@ -128,6 +128,7 @@ class Topic:
         self.number = core.store.number(destination)
         self.reclaimed = core.floors.of(self.number)
         self.published = 0
+        self._published_before = 0
         self._core = core
         self._key = self.number.to_bytes(4)
         self._marks = self._load_marks()
@@ -196,14 +197,37 @@ class Topic:
             if times[cut + 1] > oldest and not too_much:
                 break
             cut += 1
+        upto = marks[cut].id - 1 if cut else 0
+        if marks and cut + 1 == len(marks) and times[cut] + _MARK_S * MICROSECONDS < oldest:
+            # Whatever came an hour or more after the last mark would have one of its own: all of
+            # it is too old.
+            last = self._core.store.last_id(self.number)
+            if last <= self._core.seals.reclaim_limit:
+                cut, upto = cut + 1, max(last, upto)
         if cut:
             for mark in marks[:cut]:
                 self._core.store.drop(_MARKS, self._key + mark.id.to_bytes(8))
             del marks[:cut]
-            self._core.store.reclaim(self.number, self.reclaimed + 1, marks[0].id - 1)
-            self.reclaimed = marks[0].id - 1
+            self._core.store.reclaim(self.number, self.reclaimed + 1, upto)
+            self.reclaimed = upto
             self._core.floors.save(self.number, self.reclaimed)
             self._core.commits.request(sync=False, urgent=False)
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether there may be messages: what is stored has marks."""
+        return bool(self._marks)
+
+    def was_used(self) -> bool:
+        """Whether something was published since the last call."""
+        before, self._published_before = self._published_before, self.published
+        return before != self.published
+
+    def delete(self) -> None:
+        """Delete its marks, of which there are none without damage."""
+        for mark in self._marks:
+            self._core.store.drop(_MARKS, self._key + mark.id.to_bytes(8))
+        self._marks = []
 
     def _mark_times(self) -> Sequence[int]:
         """The time of each mark, at most that of any later one.
@@ -232,12 +256,23 @@ class KnownTopics:
     def __init__(self) -> None:
         self.by_destination: dict[str, Topic] = {}
         self._matching: dict[str, tuple[int, list[Topic]]] = {}
+        self._version = 0
+
+    def add(self, topic: Topic) -> None:
+        """There is a new topic."""
+        self.by_destination[topic.destination] = topic
+        self._version += 1
+
+    def remove(self, topic: Topic) -> None:
+        """It is no longer there."""
+        del self.by_destination[topic.destination]
+        self._version += 1
 
     def matching(self, pattern: str) -> list[Topic]:
-        """The topics of a pattern, cached until there is a new topic."""
+        """The topics of a pattern, cached until a topic is added or removed."""
         topics = self.by_destination
         cached = self._matching.get(pattern)
-        if cached is not None and cached[0] == len(topics):
+        if cached is not None and cached[0] == self._version:
             return cached[1]
         if "+" in pattern or "#" in pattern:
             index: Index[None] = Index()
@@ -247,7 +282,7 @@ class KnownTopics:
             found = [topics[name] for name in (f"topic/{pattern}",) if name in topics]
         if len(self._matching) > _CACHED_PATTERNS:
             self._matching.clear()
-        self._matching[pattern] = (len(topics), found)
+        self._matching[pattern] = (self._version, found)
         return found
 
     def numbers(self, pattern: str) -> list[int]:

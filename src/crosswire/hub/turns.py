@@ -2,7 +2,7 @@
 
 One thread serves everybody, so what it does for one peer all others wait for. A turn is what it
 does between two looks at the sockets. Work that may be long is done in parts: when the turn is used
-up (`Turns.is_over`) it stops, and continues in a later one (`Share.later`).
+up (`Turns.is_over`) it stops, and continues in a later one (`TurnShare.later`).
 
 Who continues first is decided by fair queueing. A share that waits starts with the time that it had
 used when it began to wait, but never with less than the one that was served last; to this is added
@@ -11,8 +11,8 @@ served first. So a peer that sends a ping now and then is before those that keep
 whatever their number, and each of these gets as much as the others.
 
 What a peer's messages cause in the hub may take longer than to read them: a publication to
-thousands of subscribers is deferred in parts. A share with such parts left (`Share.unfinished`) is
-not read from, or the parts would pile up.
+thousands of subscribers is deferred in parts. A share with such parts left (`TurnShare.unfinished`)
+is not read from, or the parts would pile up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from itertools import count
 from time import perf_counter, thread_time
 from typing import Final
 
-__all__ = ["QUANTUM_S", "TURN_S", "Share", "Turns"]
+__all__ = ["QUANTUM_S", "TURN_S", "TurnShare", "Turns"]
 
 TURN_S: Final = 0.008
 """How long a turn may be before long work waits for the next one. What begins before that ends
@@ -33,7 +33,7 @@ QUANTUM_S: Final = TURN_S / 4
 """How long one peer is served before others that wait."""
 
 
-class Share:
+class TurnShare:
     """One peer's part in the thread's time. `run` is called when its turn has come."""
 
     __slots__ = ("_finish_s", "_is_parked", "_is_waiting", "_run", "_turns", "unfinished")
@@ -99,7 +99,7 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self.current: Share | None = None
+        self.current: TurnShare | None = None
         """For whom the thread works right now."""
         self.virtual_s = 0.0
         """What the share that was served last started with."""
@@ -107,7 +107,7 @@ class Turns:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._began: float | None = None
         self._thread_s = 0.0
-        self._waiting: list[tuple[float, int, float, Share]] = []
+        self._waiting: list[tuple[float, int, float, TurnShare]] = []
         self._numbers = count()
 
     def enter(self) -> None:
@@ -123,7 +123,7 @@ class Turns:
         """Whether this turn has had its time. Never, where no event loop called `enter`."""
         return self._began is not None and perf_counter() - self._began > TURN_S
 
-    def wait(self, share: Share, finish_s: float, cost_s: float) -> None:
+    def wait(self, share: TurnShare, finish_s: float, cost_s: float) -> None:
         """Have a share served in a later turn."""
         self.enter()
         start_s = max(finish_s, self.virtual_s)

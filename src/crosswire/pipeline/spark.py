@@ -78,8 +78,10 @@ def start(
     is_local = master.startswith("local")
     settings = dict(_SETTINGS)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    # On a cluster, the workers' Python may have another path.
-    os.environ["PYSPARK_PYTHON"] = (conf or {}).get("spark.pyspark.python", sys.executable)
+    # Spark's default is the `python3` of the path: another one, unless its environment is active.
+    # On a cluster, the workers' Python may have another path than ours.
+    wanted = (conf or {}).get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+    os.environ["PYSPARK_PYTHON"] = wanted or sys.executable
     os.environ["JAVA_HOME"] = str(java_home())
     if is_local:
         settings |= _LOCAL_SETTINGS

@@ -519,6 +519,10 @@ def _hub_config(config: Config) -> HubConfig:
         staging=config.ingest,
         lake=config.lake.messages or config.lake.ledger,
         windows_bytes=memory_limit_bytes(config.limits.memory_bytes) // _WINDOWS_PART,
+        expire_s=config.store.expire_s,
+        subscriptions=config.limits.subscriptions,
+        schedules=config.limits.schedules,
+        share=config.limits.share,
     )
 
 

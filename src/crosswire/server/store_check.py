@@ -20,6 +20,7 @@ from crosswire.hub.ledger import Step, parse_block
 from crosswire.hub.subscriptions import Definition, predicate
 from crosswire.hub.topics import Index
 from crosswire.lake.files import LakeFile, find
+from crosswire.store.recovery import REMOVALS, Removals
 from crosswire.store.salvage import Salvage
 
 __all__ = ["Evidence", "Finding", "SubscriptionEvidence"]
@@ -68,6 +69,8 @@ class Evidence:
         self.numbers: dict[str, int] = {}
         self.sizes: dict[int, dict[int, int]] = {}
         self.floors: dict[int, int] = {}
+        self.beginnings: dict[int, int] = {}
+        self.removals = Removals()
         self.accepted: dict[str, set[int]] = {}
         self.ended: dict[str, set[int]] = {}
         self.endings: dict[tuple[str, int], int] = {}
@@ -108,6 +111,7 @@ class Evidence:
                 own[key] = value
         self.node = own.get(b"!node", b"").decode(errors="replace")
         self.newest_id = int.from_bytes(own.get(b"!ids", b"\x01")) - 1
+        self.removals = Removals.unpack(own.get(REMOVALS))
         names = {key[1:]: value for key, value in store.rows(b"d", b"e")}
         for key, value in copies.values.items():
             if key[:1] == b"d":
@@ -251,6 +255,8 @@ class Evidence:
         space, _, rest = key.partition(b"/")
         if space == b"reclaimed" and len(rest) == 4:
             self.floors[int.from_bytes(rest)] = int.from_bytes(value)
+        elif space == b"begun" and len(rest) == 4:
+            self.beginnings[int.from_bytes(rest)] = int.from_bytes(value)
         elif space == b"damaged" and len(rest) == 12:
             self.aside.setdefault(int.from_bytes(rest[:4]), set()).add(int.from_bytes(rest[4:]))
         elif space == b"subscription":
@@ -375,8 +381,17 @@ class Evidence:
                 lost = {each for each in known if each > floor and each not in there}
             else:
                 continue
+            begun = self._begun_after(name)
+            lost = {each for each in lost if each > begun}
             if lost:
                 yield name, lost
+
+    def _begun_after(self, name: str) -> int:
+        """Up to this id, messages of a destination are those of one that was removed."""
+        number = self.numbers.get(name)
+        if number is None:
+            return self.removals.newest_id
+        return self.beginnings.get(number, 0)
 
     def _missing_in_queue(self, name: str) -> set[int]:
         number = self.numbers.get(name, 0)

@@ -24,6 +24,7 @@ from crosswire.store.contract import StoreLimits
 from crosswire.store.copies import sync_folder
 from crosswire.store.damage import DamageFile
 from crosswire.store.keys import message_key, state_key
+from crosswire.store.recovery import REMOVALS, Removals
 from crosswire.store.rocks import DAMAGES, RocksStore, check_unused
 from crosswire.store.salvage import Salvage, build
 
@@ -233,8 +234,11 @@ class _Repair:
     def _number(self, name: str) -> int:
         number = self._numbers.get(name)
         if number is None:
-            number = self._numbers[name] = max(self._numbers.values(), default=0) + 1
+            number = self._numbers[name] = self._highest_number() + 1
         return number
+
+    def _highest_number(self) -> int:
+        return max(self._evidence.removals.highest, *self._numbers.values(), 0)
 
     # Messages.
 
@@ -385,6 +389,10 @@ class _Repair:
             # Ids may have been given out after the last one that is found anywhere.
             b"!ids": (evidence.newest_id + 1 + _ID_MARGIN).to_bytes(8),
         }
+        if evidence.removals.count:
+            highest = self._highest_number()
+            removed = highest - len(self._numbers)
+            own[REMOVALS] = Removals(removed, highest, evidence.removals.newest_id).pack()
         for name, number in self._numbers.items():
             own[b"d" + name.encode()] = number.to_bytes(4)
         for subscribed in evidence.subscriptions:

@@ -38,13 +38,21 @@ from crosswire.store.keys import (
     row_key,
     state_key,
 )
-from crosswire.store.recovery import COPIED_SPACES, GROUP_ROW, RecoveredEngine
+from crosswire.store.recovery import (
+    COPIED_SPACES,
+    GROUP_ROW,
+    REMOVALS,
+    RecoveredEngine,
+    Removals,
+)
 
 __all__ = ["Page", "Store", "StoreLimits", "View"]
 
 _ID_BLOCK: Final = 1 << 20
 _TRIM_EVERY: Final = 64
 _ROOM_S: Final = 0.1
+_BEGINNINGS: Final = "begun"
+"""A space: of destinations that are newer than a removal, the id after which they began."""
 _LAST_BYTES: Final = [bytes((each,)) for each in range(0x100)]
 
 
@@ -176,14 +184,35 @@ class Store(RecoveredEngine):
             self._names[number] = destination
             key = b"d" + destination.encode()
             self.group.saves[key] = self.group.copies[key] = number.to_bytes(4)
+            if self._removals.count:
+                begun = self._removals.newest_id.to_bytes(8)
+                self.save(_BEGINNINGS, number.to_bytes(4), begun)
         return number
+
+    def remove(self, destination: str) -> None:
+        """Remove a destination, whose messages and state the caller has deleted. Its number is
+        never given out again: one of the same name gets another. Raises KeyError."""
+        number = self._numbers.pop(destination)
+        del self._names[number]
+        self._removals = Removals(
+            self._removals.count + 1, self._next_number - 1, self._next_id - 1
+        )
+        self.drop(_BEGINNINGS, number.to_bytes(4))
+        key, removals = b"d" + destination.encode(), self._removals.pack()
+        self.group.saves[key] = self.group.copies[key] = None
+        self.group.saves[REMOVALS] = self.group.copies[REMOVALS] = removals
+
+    def begun_after(self, number: int) -> int:
+        """No message of this destination has this id or one below it. What the ledger has of them
+        belongs to one of the same name that was removed."""
+        return int.from_bytes(self.get(_BEGINNINGS, number.to_bytes(4)) or b"")
 
     def name(self, number: int) -> str:
         """The destination with this number. Raises KeyError."""
         return self._names[number]
 
     def destinations(self) -> dict[str, int]:
-        """Every destination that ever had a number."""
+        """The numbers of all destinations, by name."""
         return self._numbers
 
     # Messages.

@@ -53,13 +53,15 @@ class StoreLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     `buffer_bytes` are gathered in memory, beside the log on disk, before they are sorted into it.
     The event loop waits for a disk that syncs within `patience_s` where few messages are in a
-    group; with 0, never.
+    group; with 0, never. Queues and topics that are unused for `expire_s` are removed; with 0,
+    never.
     """
 
     patience_s: float = 0.001
     spare_bytes: int = 256 * 1024 * 1024
     buffer_bytes: int = 32 * 1024 * 1024
     destinations: int = 100_000
+    expire_s: float = 86_400.0
 
 
 class Engine(ABC):

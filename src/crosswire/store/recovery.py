@@ -14,13 +14,15 @@ import secrets
 from struct import Struct as Layout
 from typing import Final
 
+import msgspec
+
 from crosswire.errors import RecordUnreadable, StoreDamaged, StoreFailed
 from crosswire.store.copies import Copies
 from crosswire.store.damage import Damage
 from crosswire.store.engine import Engine, StoreLimits
 from crosswire.store.keys import GROUPS, ROWS, group_key, message_key, prefix_end, state_key
 
-__all__ = ["COPIED_SPACES", "GROUP_ROW", "RecoveredEngine"]
+__all__ = ["COPIED_SPACES", "GROUP_ROW", "REMOVALS", "RecoveredEngine", "Removals"]
 
 _FORMAT: Final = b"2"
 _OLD_FORMAT: Final = b"1"
@@ -30,6 +32,29 @@ COPIED_SPACES: Final = frozenset({"subscription"})
 """Spaces of state that change rarely, and whose loss nothing else would show."""
 GROUP_ROW: Final = Layout(">QQ")
 """Of a group's row: the next row of the journal, and the newest id, after the group."""
+REMOVALS: Final = b"!removed"
+"""One of the store's own keys, from the first removal of a destination on."""
+_REMOVALS_LAYOUT: Final = Layout(">QQQ")
+
+
+class Removals(msgspec.Struct, frozen=True):
+    """What is left of removed destinations: how many there were, the highest number that was given
+    out by then, and the newest id: no message of theirs is above it."""
+
+    count: int = 0
+    highest: int = 0
+    newest_id: int = 0
+
+    def pack(self) -> bytes:
+        """As it is stored. Later ones are greater."""
+        return _REMOVALS_LAYOUT.pack(self.count, self.highest, self.newest_id)
+
+    @classmethod
+    def unpack(cls, value: bytes | None) -> Removals:
+        """None, and what can't be read, stand for no removals."""
+        if value is None or len(value) != _REMOVALS_LAYOUT.size:
+            return cls()
+        return cls(*_REMOVALS_LAYOUT.unpack(value))
 
 
 class RecoveredEngine(Engine):
@@ -43,12 +68,15 @@ class RecoveredEngine(Engine):
         """Was the store closed by the hub that had it last?"""
         self._numbers: dict[str, int] = {}
         self._next_number = 1
+        self._removals = Removals()
         self._next_id = 1
         self._reserved_id = 1
         self._next_row = 1
         self._last_group = 0
         self._durable_group = 0
         self._log_error = ""
+        self._copies_ahead = False
+        """Whether the second copy has removals that the first one has not."""
 
     def _recover(self, *, is_new: bool) -> None:
         """Read what the store keeps about itself; an empty one is initialized.
@@ -113,17 +141,25 @@ class RecoveredEngine(Engine):
         found = len(self.damage)
         numbers = {key[1:]: int.from_bytes(value) for key, value in self._scan(b"d", b"e")}
         is_whole = len(self.damage) == found or copies.is_whole
+        removals = self._recover_removals(copies)
+        highest = self._removals.highest
         for key, value in copies.values.items():
             if key[:1] == b"d":
                 number = int.from_bytes(value)
-                if numbers.setdefault(key[1:], number) != number:
+                highest = max(highest, number)
+                if numbers.setdefault(key[1:], number) != number and not self._removals.count:
                     raise StoreDamaged(self._explain("a destination has two numbers"))
-                mended[key] = value
-        highest = max(numbers.values(), default=0)
+                # If a group removes a destination and has a new one of that name, and only its
+                # second copies were on disk before a power failure, they are ahead: the first
+                # copy counts.
+                mended[key] = numbers[key[1:]].to_bytes(4)
+        highest = max(highest, *numbers.values(), 0)
         if len(set(numbers.values())) != len(numbers):
             raise StoreDamaged(self._explain("two destinations have the same number"))
-        if not is_whole and len(numbers) != highest:
+        if not is_whole and len(numbers) + removals != highest:
             raise StoreDamaged(self._explain("both copies of the destinations' names are damaged"))
+        if self._removals.count:
+            self._removals = Removals(highest - len(numbers), highest, self._removals.newest_id)
         try:
             last = self._last(b"m", b"n")
         except RecordUnreadable:
@@ -136,6 +172,18 @@ class RecoveredEngine(Engine):
         for name, number in numbers.items():
             self._names[number] = name.decode()
             self._numbers[name.decode()] = number
+
+    def _recover_removals(self, copies: Copies) -> int:
+        """How many destinations were removed, as far as both copies agree: the second one may have
+        those of a group that was not written."""
+        second = Removals.unpack(copies.values.get(REMOVALS))
+        try:
+            first = Removals.unpack(self._get(REMOVALS))
+        except RecordUnreadable:
+            first = second
+        self._removals = max(first, second, key=Removals.pack)
+        self._copies_ahead = second.count > first.count
+        return min(first.count, second.count)
 
     def _recover_rows(self) -> None:
         try:
@@ -214,7 +262,11 @@ class RecoveredEngine(Engine):
             values.update(self._recover_copied(space, copies, mended))
         values.update({b"!format": _FORMAT, b"!node": self.node.encode()})
         values[b"!ids"] = mended[b"!ids"]
+        if self._removals.count:
+            values[REMOVALS] = mended[REMOVALS] = self._removals.pack()
         missing = values.keys() - copies.values.keys() - {b"!ids"}
+        if self._copies_ahead:
+            missing = {key for key in missing if key[:1] != b"d"}
         if reported and (not copies.is_whole or missing):
             what = "is damaged" if copies.is_there else "is missing"
             if copies.is_whole:

@@ -83,6 +83,14 @@ OPERATIONS: Final = (
         answer=state.Purged,
     ),
     Operation(
+        name="delete_queue",
+        method="DELETE",
+        path="/v1/queues/{name:path}",
+        summary="Delete a queue that has no messages, consumers, schedules or configuration",
+        handler=state.delete_queue,
+        answer=state.Removed,
+    ),
+    Operation(
         name="list_topics",
         method="GET",
         path="/v1/topics",
@@ -101,6 +109,14 @@ OPERATIONS: Final = (
         query=state.Peek,
         answer=state.TopicDetail,
         needs="principal",
+    ),
+    Operation(
+        name="delete_topic",
+        method="DELETE",
+        path="/v1/topics/{name:path}",
+        summary="Delete a topic that has no messages, subscriptions, schedules or configuration",
+        handler=state.delete_topic,
+        answer=state.Removed,
     ),
     Operation(
         name="list_subscriptions",

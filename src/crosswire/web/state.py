@@ -268,6 +268,26 @@ async def purge_queue(ask: OperationRequest) -> Purged:
     return Purged(max(before - queue.length, 0))
 
 
+async def delete_queue(ask: OperationRequest) -> Removed:
+    """Delete a queue; answered after the commit. Raises UnknownMessage, and DestinationInUse while
+    it is not empty, has a consumer or is configured."""
+    return await _delete(ask, "queue")
+
+
+async def delete_topic(ask: OperationRequest) -> Removed:
+    """Delete a topic; answered after the commit. Raises as `delete_queue` does."""
+    return await _delete(ask, "topic")
+
+
+async def _delete(ask: OperationRequest, kind: str) -> Removed:
+    name = ask.path["name"]
+    # What was settled last may not be written yet.
+    await ask.hub.committed()
+    ask.hub.remove(f"{kind}/{name}", ask.now())
+    await ask.hub.committed()
+    return Removed(name)
+
+
 def _queue(ask: OperationRequest) -> Queue:
     """An existing queue. Raises UnknownMessage: `hub.queue` would create it."""
     destination = f"queue/{ask.path['name']}"

@@ -260,7 +260,7 @@ def test_users_write_what_they_may(spark: SparkSession, tmp_path: Path) -> None:
     )
     with running(tmp_path / "data", "--config", str(config)) as process:
         url, rows = process.hub.url, numbers(spark, 3)
-        with pytest.raises(PipelineError, match="a bearer token of a user is needed"):
+        with pytest.raises(PipelineError, match="of a user is needed"):
             write(rows, url, destination="queue/mine", token="a wrong one, and long")
         with pytest.raises(PipelineError, match="w may not produce queue/yours"):
             write(rows, url, destination="queue/yours", token="the token of w ...")

@@ -165,6 +165,14 @@ def test_columns_are_those_of_kafka_and_some_more(spark: SparkSession, hub: Hub)
     assert (row.correlation, row.connection, row.principal, row.attempt) == (None, None, None, 0)
 
 
+def test_a_session_finds_it_without_register(spark: SparkSession, hub: Hub) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    first, _ = hub.send("queue/found", "1", "2")
+    frame = load(session, hub, subscribe="queue/found")
+    assert values(frame.where(col("offset") > first)) == ["2"]
+
+
 def test_headers_are_there_on_request_only(spark: SparkSession, hub: Hub) -> None:
     hub.send("queue/bare", "x")
     assert "headers" not in load(spark, hub, subscribe="queue/bare").columns

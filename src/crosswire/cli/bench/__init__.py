@@ -6,11 +6,12 @@ import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
-from crosswire.cli.bench.contract import Work
+from crosswire.cli.bench.contract import BenchTarget, Work
 from crosswire.cli.bench.hub import StartedHub, started_hub
 from crosswire.cli.bench.run import Figures, Latency, load, one_at_a_time
 from crosswire.cli.hub import print_json
-from crosswire.cli.via.options import add_via_options, target_of
+from crosswire.cli.protocol_options import add_protocol_options
+from crosswire.client.connect import tls_context
 from crosswire.listeners import PLAIN_LISTENERS
 from crosswire.plurals import plural
 
@@ -52,7 +53,7 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     parser.add_argument(
         "--running", action="store_true", help="use a running hub, at --host and --port"
     )
-    add_via_options(parser)
+    add_protocol_options(parser)
 
 
 def _positive(text: str) -> int:
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         work = Work(
             via=options.via,
             destination="topic/bench" if options.topic else "queue/bench",
-            target=target_of(options),
+            target=_target(options),
             ports={} if hub is None else hub.ports,
             size_bytes=options.size,
             window=options.window,
@@ -83,6 +84,17 @@ def run(options: argparse.Namespace) -> int:
     else:
         _print(work, figures, latency)
     return 0
+
+
+def _target(options: argparse.Namespace) -> BenchTarget:
+    return BenchTarget(
+        host=options.host,
+        port=options.port,
+        tls=tls_context(options.tls, options.cert, options.key, options.ca),
+        token=options.token,
+        curve_server=options.curve_server,
+        curve_secret=options.curve_secret,
+    )
 
 
 @contextmanager

@@ -8,6 +8,7 @@ the load generator costs as little as possible beside the hub that it measures.
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from abc import ABC, abstractmethod
 from importlib import import_module
@@ -15,7 +16,6 @@ from typing import ClassVar, TypeVar
 
 import msgspec
 
-from crosswire.cli.via.contract import ViaTarget
 from crosswire.errors import ConnectFailed, ConnectionLost
 from crosswire.listeners import LISTENERS
 from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFailed, Event
@@ -24,6 +24,7 @@ __all__ = [
     "BenchConsumer",
     "BenchEnd",
     "BenchProducer",
+    "BenchTarget",
     "Line",
     "Work",
     "consumer_of",
@@ -36,13 +37,24 @@ _TIMEOUT_S = 60.0
 E = TypeVar("E", bound=Event)
 
 
+class BenchTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """The hub's address and our credentials. `port` None is the protocol's default port."""
+
+    host: str = "127.0.0.1"
+    port: int | None = None
+    tls: ssl.SSLContext | None = None
+    token: str | None = None
+    curve_server: str | None = None
+    curve_secret: str | None = None
+
+
 class Work(msgspec.Struct, frozen=True, kw_only=True):
     """The load. `ports` are those of listeners that are not on their default ports; `durable` is
     what the protocol can request per message; for topics the hub's policy decides."""
 
     via: str
     destination: str
-    target: ViaTarget = ViaTarget()
+    target: BenchTarget = BenchTarget()
     ports: dict[str, int] = {}
     size_bytes: int = 128
     window: int = 1000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 from crosswire.cli.bench.contract import BenchConsumer, BenchEnd, BenchProducer, Line, Work
-from crosswire.cli.via.emqp import mechanism_of
+from crosswire.client.adapters.emqp import mechanism_of
 from crosswire.errors import ClientError
 from crosswire.wire.contract import Connection, Event
 from crosswire.wire.emqp.connection import EmqpConnection
@@ -30,12 +30,16 @@ class _BenchPeer(BenchEnd):
             raise ClientError(
                 "eMQP has neither tokens nor TLS: its peers are identified by CURVE keys"
             )
+        try:
+            mechanism = mechanism_of(target.curve_server, target.curve_secret)
+        except ValueError as error:
+            raise ClientError(str(error)) from None
         self._connection = EmqpConnection(
             self.role,
             now,
             queues=((10, self.work.name),),
             identity=secrets.token_hex(8).encode(),
-            mechanism=mechanism_of(target),
+            mechanism=mechanism,
         )
         return self._connection
 

@@ -131,10 +131,12 @@ class Adapter(ABC):
     settles_in_order: ClassVar[bool] = True
     """Whether a settlement waits for those of the messages before it."""
     knows_ids: ClassVar[bool] = False
-    """Whether `publish` gives ids."""
+    """Whether `publish` gives ids, and messages have them."""
 
     def __init__(self, target: HubTarget) -> None:
         self.target = target
+        self.has_connected = True
+        """Whether the hub was reached: until then a failure to connect is not retried."""
 
     @abstractmethod
     async def open(self) -> None:

@@ -222,11 +222,15 @@ class _EmpFeed(Feed):
         )
 
     async def close(self) -> None:
-        # The response to `$echo` shows that the hub has read the answers before it. Closing alone
-        # could lose them, and the messages would be delivered again.
+        # The response shows that the hub has read the answers before it. Closing alone could lose
+        # them, and the messages would be delivered again.
         with suppress(ClientError):
             peer = await self.client.peer(0.01)
-            await peer.request("$echo", timeout_s=_LAST_WORD_S)
+            if self.number:
+                asked = {"subscription": self.number}
+                await peer.request("$unsubscribe", asked, timeout_s=_LAST_WORD_S)
+            else:
+                await peer.request("$echo", timeout_s=_LAST_WORD_S)
         await self.client.close()
 
 

@@ -64,27 +64,39 @@ class EmqpAdapter(Adapter):
         super().__init__(target)
         if target.token is not None or target.tls is not None:
             raise Unsupported("eMQP has neither tokens nor TLS: peers are identified by CURVE keys")
-        self._mechanism = mechanism_of(target)
+        self._client: EmqpClient | None = None
+        self._mechanism = mechanism_of(target.curve_server, target.curve_secret)
 
     async def open(self) -> None:
-        """Connect to the listener for clients."""
+        """Connect to the listener for clients, unless its port is 0."""
         target = self.target
         first, *others = target.url.of_role("clients")
-        self._requests = EmqpClient(
+        if first[1] == 0:
+            self.has_connected = False
+            return
+        self._client = EmqpClient(
             *first,
             others=others,
             mechanism=self._mechanism,
             backoff=target.backoff(),
             connect_timeout_s=target.connect_timeout_s,
         )
-        await self._requests.__aenter__()
+        await self._client.__aenter__()
 
     async def close(self) -> None:
         """Close the connection, once the hub has read all of it."""
+        if self._client is None:
+            return
         with suppress(ClientError):
-            peer = await self._requests.peer(0.01)
+            peer = await self._client.peer(0.01)
             await peer.synchronize(_LAST_WORD_S)
-        await self._requests.close()
+        await self._client.close()
+
+    @property
+    def _requests(self) -> EmqpClient:
+        if self._client is None:
+            raise Unsupported("this address has no listener for clients: its port is 0")
+        return self._client
 
     async def publish(
         self, destination: str, messages: Sequence[EncodedMessage], timeout_s: float
@@ -367,18 +379,18 @@ def _matches(pattern: list[str], levels: list[str]) -> bool:
     return len(levels) == len(pattern)
 
 
-def mechanism_of(target: HubTarget) -> Mechanism | None:
+def mechanism_of(curve_server: str | None, curve_secret: str | None) -> Mechanism | None:
     """CURVE with the hub's key, None without it. Raises ValueError for an invalid key.
 
     Without a secret key of ours a new one is generated: the connection is encrypted, but the hub
     knows no user with this key.
     """
-    if target.curve_server is None:
+    if curve_server is None:
         return None
     secret = secrets.token_bytes(32)
     try:
-        if target.curve_secret is not None:
-            secret = decode_key(target.curve_secret)
-        return CurveClient(decode_key(target.curve_server), secret, secrets.token_bytes)
+        if curve_secret is not None:
+            secret = decode_key(curve_secret)
+        return CurveClient(decode_key(curve_server), secret, secrets.token_bytes)
     except ValueError as error:
         raise ValueError(f"a CURVE key can't be used: {error}") from None

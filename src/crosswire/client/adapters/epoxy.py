@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar, Final
 
 from crosswire.bond import hub_module, marshal
@@ -25,6 +26,7 @@ from crosswire.envelope import Envelope, Kind, Property
 from crosswire.errors import (
     BadRequest,
     CallFailed,
+    ClientError,
     CrosswireError,
     DeliveryLost,
     InvalidEnvelope,
@@ -38,6 +40,8 @@ __all__ = ["EpoxyAdapter"]
 _log = logging.getLogger("crosswire.client.adapters.epoxy")
 
 _HUB: Final = "crosswire.Hub"
+_LAST_WORD_S: Final = 5.0
+"""How long closing waits for the hub to have unsubscribed us."""
 _CODES: Final = {
     "provider_lost": ErrorCode.CONNECTION_SHUT_DOWN,
     "timeout": ErrorCode.TIMEOUT_ERROR,
@@ -162,10 +166,11 @@ class EpoxyAdapter(Adapter):
         )
         await performed(client.__aenter__())
         try:
-            await performed(client.call_bytes(_HUB, "Subscribe", asked))
+            reply = await performed(client.call_bytes(_HUB, "Subscribe", asked))
         except BaseException:
             await client.close()
             raise
+        feed.number = _parse("Subscribed", reply.payload).subscription
         feed.begin(client, owner.fail)
         client.watch(owner.reset)
         return feed
@@ -204,6 +209,8 @@ class _EpoxyFeed(Feed):
 
     def __init__(self, owner: FeedOwner | None) -> None:
         self._owner = owner
+        self.number = 0
+        """The subscription's; 0 for a service."""
         self._settling: dict[tuple[EpoxyPeer, int], list[int]] = {}
         self._settler: asyncio.Task[None] | None = None
 
@@ -256,6 +263,11 @@ class _EpoxyFeed(Feed):
     async def close(self) -> None:
         if self._settler is not None:
             await asyncio.wait([self._settler])
+        if self.number:
+            with suppress(ClientError):
+                peer = await self.client.peer(0.01)
+                asked = _struct("Subscribed", subscription=self.number)
+                await peer.call_bytes(_HUB, "Unsubscribe", asked, timeout_s=_LAST_WORD_S)
         await self.client.close()
 
 

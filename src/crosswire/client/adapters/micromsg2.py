@@ -182,6 +182,7 @@ class _MicroMsg2Feed(Feed):
     ) -> None:
         self._adapter = adapter
         self._client = client
+        self._subscription = subscription
         self._pump: asyncio.Task[None] | None = None
         if subscription is not None and owner is not None:
             self._pump = asyncio.create_task(self._read(subscription, owner))
@@ -199,6 +200,8 @@ class _MicroMsg2Feed(Feed):
         if self._pump is not None:
             self._pump.cancel()
             await asyncio.wait([self._pump])
+        if self._subscription is not None:
+            self._subscription.close()
         if not self._client.ended.done():
             await self._adapter.confirm(self._client)
         await self._client.close()

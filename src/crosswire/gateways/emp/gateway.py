@@ -57,7 +57,7 @@ from crosswire.gateways.payloads import JSON, from_raw_body
 from crosswire.hub.attachment import Attachment, Delivery
 from crosswire.hub.schedules import Schedule
 from crosswire.hub.services import Answer, Provider
-from crosswire.hub.turns import Share
+from crosswire.hub.turns import TurnShare
 from crosswire.wire.contract import Connection, Event
 from crosswire.wire.emp.connection import EmpConnection
 from crosswire.wire.emp.events import RequestReceived, ResponseReceived
@@ -99,7 +99,7 @@ class EmpGateway(Gateway):
         self._is_waiting = False
         """Whether the last operation is not answered: the ones after it wait."""
         self._is_advancing = False
-        self._resume = Share(self.hub.turns, self.owned(self._go_on))
+        self._resume = TurnShare(self.hub.turns, self.owned(self._go_on))
         self._awaited: dict[int, tuple[Attachment | Provider, int]] = {}
         """Requests of ours that the peer has not answered, and the messages that they carried."""
         self._subscriptions: dict[int, Attachment] = {}

@@ -22,6 +22,7 @@ from crosswire.errors import (
     DestinationFull,
     HubError,
     ProviderLost,
+    QuotaExceeded,
     StoreError,
     TooLargeToSend,
 )
@@ -191,7 +192,8 @@ class PublisherGateway(EmqpGateway):
     def _sort_refused(self, taken: list[_Produced], receipt: Receipt) -> None:
         full = []
         for index, error in sorted(receipt.refused.items()):
-            if isinstance(error, DestinationFull | StoreError):
+            is_full = isinstance(error, DestinationFull) and not isinstance(error, QuotaExceeded)
+            if is_full or isinstance(error, StoreError):
                 full.append(taken[index])
             else:
                 self.ignore(error)

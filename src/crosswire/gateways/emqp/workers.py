@@ -61,6 +61,7 @@ class WorkerGateway(EmqpGateway):
         self.queue_names: frozenset[str] = frozenset()
         self.processed = 0
         self._window = Window(0, granted=True)
+        self._is_leaving = False
         self._jobs: dict[str, list[AssignedJob]] = {}
         """By message id. Two clients may use the same: then the oldest is answered first."""
         self._stand_ins: dict[str, Attachment] = {}
@@ -94,6 +95,7 @@ class WorkerGateway(EmqpGateway):
                 self._register(event)
             elif isinstance(event, PeerLeaving):
                 slots = 0
+                self._is_leaving = True
                 self._retire()
             else:
                 self.act(event)
@@ -180,16 +182,27 @@ class WorkerGateway(EmqpGateway):
         """Give its jobs to others and free its identity, each step even if another raises."""
         self._run("leave", self._lose_jobs)
         self._run("leave", self.broker.dismiss, self)
+        if self._is_leaving:
+            for attachment in list(self.attachments):
+                self._run("leave", self.detach, attachment)
         super().leave()
         self.broker.check_stopped()
 
     def _lose_jobs(self) -> None:
         """Fail all its jobs, the newest first: each returns to the front of its queue, so that
-        they end up in their old order."""
+        they end up in their old order. One that is tried again anyway is left to `detach`, after a
+        goodbye: the worker gave it back."""
         jobs, self._jobs = self._jobs, {}
         now = self.context.now()
         for job in reversed([job for each in jobs.values() for job in each]):
-            self._fail(job, _LEFT, now, lost=True)
+            if not (self._is_leaving and self._is_returned(job)):
+                self._fail(job, _LEFT, now, lost=True)
+
+    def _is_returned(self, job: AssignedJob) -> bool:
+        """Whether a job comes from a queue, and another worker gets it if this one has left."""
+        if not isinstance(job.source, Consumer):
+            return False
+        return job.options is None or not self._is_final(job, job.options, lost=True)
 
     # Consume: queues without a consumer.
 

@@ -14,7 +14,14 @@ from typing import Final
 
 from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import Envelope
-from crosswire.errors import CrosswireError, DestinationFull, HubError, LimitExceeded, StoreFull
+from crosswire.errors import (
+    CrosswireError,
+    DestinationFull,
+    HubError,
+    LimitExceeded,
+    QuotaExceeded,
+    StoreFull,
+)
 from crosswire.gateways.gateway import Gateway
 from crosswire.wire.micromsg2.connection import MicroMsg2Connection
 
@@ -31,7 +38,6 @@ _RETRY_DESTINATIONS: Final = 64
 _OVERHEAD_BYTES: Final = 64
 _HELD_OVERHEAD_BYTES: Final = 512
 """What a message takes in memory beside its payload: until its commit, and while it is held."""
-_FULL: Final = (DestinationFull, StoreFull)
 
 
 class MessageIntake:
@@ -124,7 +130,7 @@ class MessageIntake:
         for index, error in receipt.refused.items():
             # Without acknowledgements a full queue can't slow the peer down: ERROR `limit`. An
             # answer of a call may wait, since its peer does not expect an acknowledgement.
-            if not isinstance(error, _FULL) or (sequences[index] != ANSWER and not self._has_acks):
+            if not _may_wait(error) or (sequences[index] != ANSWER and not self._has_acks):
                 self._give_up(error)
                 return
             self._hold(envelopes[index], sequences[index])
@@ -137,7 +143,7 @@ class MessageIntake:
         error: HubError,
     ) -> None:
         """Hold a batch whose commit failed; those that were refused before are held already."""
-        if not isinstance(error, _FULL) or not self._has_acks:
+        if not _may_wait(error) or not self._has_acks:
             self._give_up(error)
             return
         for index, identifier in enumerate(receipt.ids):
@@ -200,7 +206,7 @@ class MessageIntake:
         sequences = [each[1] for each in tried]
         receipt = self._gateway.produce(envelopes)
         for error in receipt.refused.values():
-            if not isinstance(error, _FULL):
+            if not _may_wait(error):
                 self._give_up(error)
                 return False
         if len(receipt.refused) == len(envelopes):
@@ -225,3 +231,8 @@ def _held_size(envelope: Envelope) -> int:
     for key, value in envelope.properties.items():
         size += len(key) + (len(value) if isinstance(value, str) else 8)
     return size
+
+
+def _may_wait(error: CrosswireError) -> bool:
+    """Whether the message can be accepted when consumers have caught up, or the disk has room."""
+    return isinstance(error, DestinationFull | StoreFull) and not isinstance(error, QuotaExceeded)

@@ -101,7 +101,9 @@ class ProduceEnd(LinkEnd):
             return
         # Worked out before: if the hub refused one message in the middle, those after it would
         # overtake it.
-        count = QueueCapacity(self.hub.target(self.endpoint.destination)).take(envelopes)
+        count = QueueCapacity(self.hub.target(self.endpoint.destination, self.peer.principal)).take(
+            envelopes
+        )
         if count < len(envelopes):
             todo, rest = _split(todo, count)
             self._wait(rest)
@@ -303,7 +305,7 @@ class _ReadBatch:
         self._last: dict[int, int] = {}
         self._outcomes: list[tuple[int, int, bool]] = []
         self._channels: dict[int, None] = {}
-        self._capacity = QueueCapacity(end.hub.target(end.endpoint.destination))
+        self._capacity = QueueCapacity(end.hub.target(end.endpoint.destination, end.peer.principal))
         for event in todo:
             self._take(event)
 

@@ -222,7 +222,7 @@ class Staging:
         self._check_producers(owner)
         totals = dict(attempt.totals) if attempt is not None else {}
         add_totals(totals, part.totals)
-        self._check_destinations(totals)
+        self._check_destinations(owner, totals)
 
     def _check_producers(self, owner: ProducerKey) -> None:
         if owner not in self._producers and len(self._producers) >= self.limits.producers:
@@ -231,11 +231,12 @@ class Staging:
                 " ([ingest] producers)"
             )
 
-    def _check_destinations(self, totals: Totals) -> None:
+    def _check_destinations(self, owner: ProducerKey, totals: Totals) -> None:
         """Raises DestinationFull if a queue has no room, or there are too many destinations."""
-        known, most = self._store.destinations(), self._store.limits.destinations
-        if len(known) + sum(name not in known for name in totals) > most:
-            raise DestinationFull(f"more than {most} destinations")
+        known = self._store.destinations()
+        created = sum(name not in known for name in totals)
+        if created:
+            self._destinations.owners.check(owner.principal, created)
         for name, (count, size) in totals.items():
             if not name.startswith("queue/"):
                 continue
@@ -250,6 +251,10 @@ class Staging:
                 )
 
     # Committing.
+
+    def is_taking_over(self) -> bool:
+        """Whether messages of a committed batch are still on their way to their destinations."""
+        return not all(producer.is_done for producer in self._producers.values())
 
     def is_committed(self, owner: ProducerKey, batch: int, run: str) -> bool:
         """Whether it is the producer's last batch.
@@ -298,9 +303,9 @@ class Staging:
         obstacle = self._store.obstacle(now) if attempts else None
         if obstacle is not None:
             raise obstacle
-        self._check_destinations(totals)
+        self._check_destinations(owner, totals)
         for name in totals:
-            self._store.number(name)
+            self._destinations.owners.create(name, owner.principal)
         self._decide(owner, batch, run, once, attempts, now)
         return self._producers[owner].commit
 

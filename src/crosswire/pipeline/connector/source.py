@@ -84,6 +84,17 @@ class CrosswireDataSource(DataSource):
         return CrosswireStreamWriter(schema, self.options, overwrite)
 
 
+class UnregisteredDataSource(CrosswireDataSource):
+    """The source for sessions without `register`, found as `pyspark_crosswire.DefaultSource`.
+
+    It pushes no filters down: Spark refuses sources that do so, unless its setting is changed.
+    """
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
+        """For `spark.read`."""
+        return UnfilteredReader(read_options(self.options, stream=False))
+
+
 # ------------------------------------------------------------------------------------------- batch
 
 
@@ -123,6 +134,13 @@ class LogReader(DataSourceReader):
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """The messages of a partition. Runs on an executor."""
         return _read(partition, self._options)
+
+
+class UnfilteredReader(LogReader):
+    """Reads as LogReader does; only Spark applies the filters."""
+
+    # Spark compares by identity: it takes any other function for a pushdown.
+    pushFilters = DataSourceReader.pushFilters  # noqa: N815
 
 
 def _read(partition: InputPartition | None, options: ReadOptions) -> Iterator[pa.RecordBatch]:

@@ -343,7 +343,8 @@ class EmqpConnection(Connection):
 
         False if the peer's ZMTP is older than that.
         """
-        if self.closed or not self._zmtp.knows_pings:
+        self._require(not self.closed, "PING")
+        if not self._zmtp.knows_pings:
             return False
         self._zmtp.send_ping(context=context)
         return True

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from crosswire.client.native.dial import dial, wait_opened, within
 from crosswire.client.native.remote import RemotePeer
+from crosswire.errors import ConnectionLost
 from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, Event
 from crosswire.wire.emqp.connection import EmqpConnection
 from crosswire.wire.emqp.events import PeerReady, PongReceived
@@ -52,6 +53,8 @@ class EmqpPeer(RemotePeer):
         With a broker whose ZMTP is too old for that, until it is written. Raises RequestTimeout or
         ConnectionLost.
         """
+        if self.connection.closed:
+            raise ConnectionLost("the connection ended; what was sent may not have been read")
         context = next(self._contexts).to_bytes(8)
         if not self.connection.send_ping(context):
             await self.flush()

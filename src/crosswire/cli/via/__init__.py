@@ -1,1 +1,0 @@
-"""Ways to a hub: one adapter a protocol, with the same four functions."""
