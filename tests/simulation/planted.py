@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     caught = 0
     print("| bug | caught by | seeds | seconds |\n|---|---|---:|---:|")
     with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=8) as pool:
-        for row, is_caught in pool.imap(partial(_try_named, seeds=options.seeds), bugs):
+        for row, is_caught in pool.imap_unordered(partial(_try_named, seeds=options.seeds), bugs):
             caught += is_caught
             print(row, flush=True)
     print(f"\n{caught} of {len(bugs)} caught")
