@@ -222,6 +222,7 @@ class Redialler(Generic[P]):
         self._task: asyncio.Task[None] | None = None
         self.on_lost: Callable[[], None] | None = None
         """Called whenever a connection has ended, before the next is made."""
+        self._closing: dict[Session, None] = {}
         self._ended: asyncio.Future[None] | None = None
         self._reason: ConnectionLost | None = None
 
@@ -259,6 +260,17 @@ class Redialler(Generic[P]):
             self.ended.set_result(None)
         if self._peer is not None:
             await self._peer.close()
+        for session in list(self._closing):
+            session.abort()
+        if self._closing:
+            await asyncio.wait([session.gone for session in self._closing])
+
+    def _keep_until_closed(self, session: Session) -> None:
+        """A connection that has ended may have its socket open for some seconds, until its last
+        bytes are read: `stop` doesn't leave it behind."""
+        if not session.gone.done():
+            self._closing[session] = None
+            session.gone.add_done_callback(lambda _: self._closing.pop(session, None))
 
     async def _next_peer(self) -> P:
         while self._peer is None or self._peer.ended.done():
@@ -290,6 +302,7 @@ class Redialler(Generic[P]):
         while True:
             if self._peer is not None:
                 await asyncio.wait([self._peer.ended])
+                self._keep_until_closed(self._peer.session)
                 self._peer = None
                 if self.on_lost is not None:
                     self.on_lost()
