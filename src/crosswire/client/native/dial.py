@@ -267,7 +267,7 @@ class Redialler(Generic[P]):
 
     def _keep_until_closed(self, session: Session) -> None:
         """A connection that has ended may have its socket open for some seconds, until its last
-        bytes are read: `stop` doesn't leave it behind."""
+        bytes are read: `stop` closes it, too."""
         if not session.gone.done():
             self._closing[session] = None
             session.gone.add_done_callback(lambda _: self._closing.pop(session, None))
