@@ -142,7 +142,8 @@ class PostgresServer:
         assert self._process is not None
         key_and_id = (self.folder / "postmaster.pid").read_text().splitlines()[6].split()
         for pid in self.pids():
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # one that has ended meanwhile
+                os.kill(pid, signal.SIGKILL)
         self._process.wait(_START_S)
         # A server that ends by itself removes its segment of shared memory.
         subprocess.run(["ipcrm", "-m", key_and_id[1]], check=False, stderr=subprocess.DEVNULL)
