@@ -241,6 +241,20 @@ async def test_a_loop_that_is_left_unsubscribes(
         assert (await messages.receive(10)).json() == 2
 
 
+async def test_closing_waits_for_a_loop_that_was_left(
+    crosswire_hub: RunningHub, protocol: str, name: str
+) -> None:
+    """Leaving the loop closes the subscription in a task: none of it outlives the client."""
+    async with connect(crosswire_hub.url(protocol), timeout_s=10) as client:
+        await client.publish(f"queue/{name}", 1)
+        async for message in client.subscribe(f"queue/{name}"):
+            await message.settle()
+            break
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 async def test_a_closed_subscription_ends_the_iteration(hub: crosswire.Client, name: str) -> None:
     async with hub.subscribe(f"queue/{name}") as messages:
         reading = asyncio.create_task(_read(messages))

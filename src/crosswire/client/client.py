@@ -278,6 +278,7 @@ class ClientSubscription:
         self._count = 0
         self._last_done = 0
         self._changed = asyncio.Event()
+        self._is_over = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._starting = asyncio.Lock()
@@ -317,16 +318,20 @@ class ClientSubscription:
     async def close(self) -> None:
         """Unsubscribe. What is settled stays settled; what is not goes to other consumers."""
         if self._closed:
+            # A loop that was left closes it in a task of its own: the client's end waits for that.
+            await self._is_over.wait()
             return
         self._closed = True
-        self._client._feeds.pop(self, None)
         self._changed.set()
         self._has_room.set()
-        if self._feed is None:
-            return
-        if self._client._adapter.settles_in_order and not self._request.at_most_once:
-            await self._let_pass()
-        await self._feed.close()
+        try:
+            if self._feed is not None:
+                if self._client._adapter.settles_in_order and not self._request.at_most_once:
+                    await self._let_pass()
+                await self._feed.close()
+        finally:
+            self._client._feeds.pop(self, None)
+            self._is_over.set()
 
     async def _let_pass(self) -> None:
         """Refuse what the program holds before messages that it has settled.
