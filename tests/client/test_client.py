@@ -361,6 +361,7 @@ async def test_several_addresses(crosswire_hub: RunningHub, protocol: str, name:
     url = crosswire_hub.url(protocol).replace("://", "://127.0.0.1:1,")
     async with connect(url) as client:
         await client.publish(f"queue/{name}", "x")
+    assert await asyncio.to_thread(length, crosswire_hub, name) == 1
 
 
 async def test_nobody_there(protocol: str) -> None:

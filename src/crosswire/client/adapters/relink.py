@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -314,8 +315,9 @@ class _KeptLink(Feed):
                     raise
             await asyncio.sleep(backoff.next_s())
 
+    @abstractmethod
     async def _read(self, client: RelinkClient) -> None:
-        raise NotImplementedError
+        """Take what arrives, until the link ends. Raises ConnectionLost then."""
 
     def _lost(self) -> None:
         """What the link held is lost."""
