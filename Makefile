@@ -10,9 +10,10 @@ SECONDS_OF_FUZZING ?= 300
 DAMAGED_STORES ?= 1000
 DAMAGE_SEED ?= 1
 SEEDS ?= 10000
-TEST_PROCESSES ?= 2
+ROUNDS ?= 200
+TEST_PROCESSES ?= 3
 
-.PHONY: install demo test check fuzz campaign simulate bench lock sbom clean
+.PHONY: install demo docs reference test test-fast test-long check fuzz campaign simulate chaos bench lock sbom clean
 
 install: $(READY)
 
@@ -29,9 +30,22 @@ $(READY): pyproject.toml requirements.lock requirements-java.lock
 demo: $(READY)
 	@$(BIN)/crosswire demo
 
-# In two processes; tests/conftest.py says which tests go where.
+PYTEST = $(BIN)/python -m pytest
+
+# In three processes, since many tests wait for something; tests/conftest.py decides which tests go
+# where. Those that measure time or CPU come afterwards, when nothing else runs.
 test: check
-	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES)
+	$(PYTEST) --numprocesses $(TEST_PROCESSES) -m "not (alone or long)"
+	$(PYTEST) -m "alone and not long"
+
+# About a minute: neither Spark nor other programs, and few examples of each property.
+test-fast: $(READY)
+	$(PYTEST) --numprocesses $(TEST_PROCESSES) --examples few -m "not (alone or long or slow or spark)"
+
+# What needs more time: more seeds and cases, and many examples of each property.
+test-long: $(READY)
+	$(PYTEST) --numprocesses $(TEST_PROCESSES) --examples many -m "(long or hypothesis) and not alone"
+	$(PYTEST) -m "alone and long" || test $$? -eq 5  # pytest's code for: none was selected
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -52,8 +66,20 @@ campaign: $(READY)
 simulate: $(READY)
 	$(BIN)/python -m crosswire.testing.simulation --seeds $(SEEDS) --jobs 2
 
+# Replicas on a cluster of PostgreSQL, while leaders, standbys and servers are killed and paused.
+chaos: $(READY)
+	$(BIN)/python -m tests.replication.chaos --rounds $(ROUNDS)
+
+# The site, in build/site; it opens without a server, and fetches nothing from elsewhere.
+docs: $(READY)
+	$(BIN)/mkdocs build --strict --quiet
+
+# Pages of the reference that are made from the code.
+reference: $(READY)
+	$(BIN)/python scripts/make_reference.py
+
 # What the scripts share is not run.
-BENCHMARKS = $(filter-out %/measure.py %/oracle.py %/repeated.py %/traffic.py,$(wildcard benchmarks/*.py))
+BENCHMARKS = $(filter-out %/from_tests.py %/measure.py,$(wildcard benchmarks/*.py))
 
 bench: $(READY)
 	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script || exit 1; done

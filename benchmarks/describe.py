@@ -21,8 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from bulk import CASES, rate
-from oracle import ConnectionRows, reading_of
-from traffic import Traffic
+from from_tests import ConnectionRows, reading_of
 
 from crosswire.pipeline.decode.arrow_batches import Batches
 from crosswire.pipeline.decode.contract import FrameRows, Memories
@@ -31,9 +30,11 @@ from crosswire.pipeline.decode.meanings import memory_of
 from crosswire.pipeline.decode.protocols import columnar_protocol
 from crosswire.pipeline.decode.row_schema import ARROW
 from crosswire.pipeline.decode.scanners.scanner import BulkScanner, Columns
-from crosswire.pipeline.stream.columns import DECODED, KEPT, STATES
+from crosswire.pipeline.stream.columns import DECODED, STATES
 from crosswire.pipeline.stream.stream_decoder import StreamDecoder
 from crosswire.pipeline.stream.watermarks import CompleteUpTo
+from crosswire.pipeline.tables.finality import KEPT
+from crosswire.testing.traffic import SampleTraffic
 from crosswire.wire import PROTOCOL_NAMES, protocol
 from crosswire.wire.contract import Frame
 
@@ -110,7 +111,7 @@ ORDER = [("node", "ascending"), ("connection", "ascending"), ("seq", "ascending"
 
 def batches_of(name: str, connections: int, messages: int) -> list[pa.Table]:
     """The rows of all connections in ten batches, by time."""
-    traffic = Traffic(protocols=(name,), connections=connections, messages=messages)
+    traffic = SampleTraffic(protocols=(name,), connections=connections, messages=messages)
     rows = pa.concat_tables(traffic.wire()).select(WIRE_COLUMNS).sort_by("time")
     size = -(-len(rows) // BATCHES)
     return [rows.slice(start, size).combine_chunks() for start in range(0, len(rows), size)]

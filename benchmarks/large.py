@@ -34,16 +34,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from from_tests import Counted, Repeated, long_connections, many_connections
 from measure import Cost, Memory, costs
 from pyspark.sql import Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from repeated import Counted, Repeated, long_connections, many_connections
-from traffic import Traffic
 
 from crosswire.pipeline.decode.row_schema import DIRECTIONS, FRAMES, TABLE, VIOLATIONS
 from crosswire.pipeline.sources.decoded import decode_tap
 from crosswire.pipeline.spark import start
 from crosswire.pipeline.tables.frames import frames
+from crosswire.testing.traffic import SampleTraffic
 from crosswire.wire import PROTOCOL_NAMES
 
 PARTS = ("many", "one", "twice")
@@ -71,7 +71,9 @@ def report(text: str) -> None:
 
 def long_traffic(names: tuple[str, ...], connections: int) -> Repeated:
     messages = round(BLOCK_BYTES / connections / MESSAGE_BYTES)
-    return long_connections(Traffic(protocols=names, connections=connections, messages=messages))
+    return long_connections(
+        SampleTraffic(protocols=names, connections=connections, messages=messages)
+    )
 
 
 @contextmanager
@@ -181,7 +183,9 @@ def write_line(name: str, clock: float, cpu: str, size: int, memory: Memory) -> 
 
 
 def measure_many(setting: Setting, connections: int) -> None:
-    block = many_connections(Traffic(connections=min(BLOCK_CONNECTIONS, connections), messages=1))
+    block = many_connections(
+        SampleTraffic(connections=min(BLOCK_CONNECTIONS, connections), messages=1)
+    )
     times = max(round(connections / block.connections(1)), 1)
     size = block.size_bytes(times)
     print(f"\n{block.connections(times):,} connections and ten, {size / 1e9:.2f} GB each")

@@ -3,7 +3,9 @@
 Usage: python benchmarks/large_messages.py [ROUNDS]
 
 A hub of its own takes texts by EMP, to a queue, one at a time. Its own histogram of turns
-(`crosswire_loop_turn_seconds`, by the thread's clock) gives the time.
+(`crosswire_loop_turn_seconds`, by the thread's clock) gives the time of all turns together, and the
+bound below which each of them was. How long a text takes depends on its characters: plain ones are
+copied, others are decoded and encoded one by one.
 """
 
 from __future__ import annotations
@@ -12,37 +14,52 @@ import asyncio
 import re
 import sys
 import urllib.request
+from itertools import pairwise
 
 import crosswire
 from crosswire.testing import RunningHub, running_hub
 
 MEGABYTES = (1, 2, 4, 8, 16, 32)
+TEXTS = {"plain": "x", "accents": "xé", "escapes": "é\n"}
+_NAME = "crosswire_loop_turn_seconds"
 
 
-def busy_s(hub: RunningHub) -> float:
-    """What all turns took so far."""
+def turns(hub: RunningHub) -> tuple[float, dict[float, int]]:
+    """What all turns took so far, and how many were up to each bound."""
     with urllib.request.urlopen(f"http://{hub.listen['http']}/metrics") as response:
         text = response.read().decode()
-    found = re.search(r"^crosswire_loop_turn_seconds_sum (\S+)$", text, re.MULTILINE)
-    assert found is not None
-    return float(found[1])
+    total = re.search(rf"^{_NAME}_sum (\S+)$", text, re.MULTILINE)
+    assert total is not None
+    found = re.findall(rf'^{_NAME}_bucket{{le="([^"]+)"}} (\d+)$', text, re.MULTILINE)
+    return float(total[1]), {float(bound): int(count) for bound, count in found}
+
+
+def longest_s(before: dict[float, int], after: dict[float, int]) -> float:
+    """The bound of the longest turn in between."""
+    new = {bound: after[bound] - before[bound] for bound in after}
+    longer = [high for low, high in pairwise(new) if new[high] > new[low]]
+    return max(longer, default=next(iter(new)))
 
 
 async def measure(rounds: int) -> None:
     async with running_hub() as hub, crosswire.connect(hub.url("emp")) as client:
         await client.publish("queue/large", "x")
-        for size in MEGABYTES:
-            body = "x" * (size << 20)
-            times = []
-            for _ in range(rounds):
-                before = busy_s(hub)
-                await client.publish("queue/large", body)
-                times.append((busy_s(hub) - before) * 1000)
-            each = [time / size for time in times]
-            print(
-                f"{size:3} MiB  {min(times):7.1f} to {max(times):7.1f} ms"
-                f"  {min(each):5.1f} to {max(each):5.1f} ms for each MiB"
-            )
+        print("text      MiB            ms   ms for each MiB   longest turn, up to")
+        for name, characters in TEXTS.items():
+            for size in MEGABYTES:
+                body = characters * ((size << 20) // len(characters.encode()))
+                times, longest = [], 0.0
+                for _ in range(rounds):
+                    before_s, before = turns(hub)
+                    await client.publish("queue/large", body)
+                    after_s, after = turns(hub)
+                    times.append((after_s - before_s) * 1000)
+                    longest = max(longest, longest_s(before, after))
+                each = [time / size for time in times]
+                print(
+                    f"{name:8}  {size:3}  {min(times):6.1f}–{max(times):6.1f}"
+                    f"    {min(each):5.1f}–{max(each):5.1f}         {longest * 1000:5.0f} ms"
+                )
 
 
 if __name__ == "__main__":

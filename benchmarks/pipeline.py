@@ -32,12 +32,11 @@ from typing import Any
 
 import dpkt
 import pyarrow as pa
+from from_tests import ConnectionRows
 from measure import Cost, Memory, costs
-from oracle import ConnectionRows
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import ArrayType, StructType
-from traffic import Traffic, packets, write_pcap
 
 from crosswire.pipeline.decode.arrow_batches import Batches
 from crosswire.pipeline.decode.decoded_connection import WIRE_COLUMNS
@@ -47,6 +46,7 @@ from crosswire.pipeline.sources.pcap import Captures
 from crosswire.pipeline.sources.tap import from_tap
 from crosswire.pipeline.spark import start
 from crosswire.pipeline.tables.frames import frames
+from crosswire.testing.traffic import SampleTraffic, packets, write_pcap
 from crosswire.wire import PROTOCOL_NAMES
 
 MEGABYTES = {"decode": 384.0, "pcap": 64.0, "scaling": 192.0, "small": 64.0}
@@ -62,9 +62,9 @@ def drain(rows: DataFrame) -> None:
     rows.write.format("noop").mode("overwrite").save()
 
 
-def traffic(megabytes: float, names: tuple[str, ...], connections: int = 10) -> Traffic:
+def traffic(megabytes: float, names: tuple[str, ...], connections: int = 10) -> SampleTraffic:
     each = max(round(megabytes * 1e6 / MESSAGE_BYTES / connections), 1)
-    return Traffic(protocols=names, connections=connections, messages=each)
+    return SampleTraffic(protocols=names, connections=connections, messages=each)
 
 
 def identity(wire: DataFrame) -> DataFrame:
@@ -170,7 +170,7 @@ def measure_small(
     spark: SparkSession, folder: Path, megabytes: float, names: tuple[str, ...]
 ) -> None:
     print("\nthe same bytes in connections of 1 KB, and in ten")
-    many = Traffic(protocols=names, connections=round(megabytes * 1e3), messages=1)
+    many = SampleTraffic(protocols=names, connections=round(megabytes * 1e3), messages=1)
     lakes = [folder / "many", folder / "ten"]
     sizes = [
         each.write_tap(lake)

@@ -15,12 +15,20 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
+from tests.environment import prepare_environment
+
 pytest_plugins = ["crosswire.testing.pytest_plugin"]
+
+# Before pytest, or a test, starts another process.
+prepare_environment()
 
 settings.register_profile(
     "suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("suite")
+
+EXAMPLES: Final = {"few": 0.1, "usual": 1.0, "many": 20.0}
+"""How many examples of properties are tried, as a multiple of what each test asks for."""
 
 WITH_SPARK: Final = frozenset(
     path.relative_to(Path(__file__).parent.parent).as_posix()
@@ -28,6 +36,31 @@ WITH_SPARK: Final = frozenset(
     if "SparkSession" in path.read_text()
 )
 """Files whose tests share the session of tests/pipeline/conftest.py."""
+
+SLOW: Final = (
+    "tests/adversary/",
+    "tests/cli/",
+    "tests/client/test_",
+    "tests/commitlog/test_contract.py",
+    "tests/commitlog/test_postgres.py",
+    "tests/e2e/",
+    "tests/gateways/test_relink_crash.py",
+    "tests/interop/",
+    "tests/lake/test_crash.py",
+    "tests/pipeline/",
+    "tests/replication/",
+    "tests/server/",
+    "tests/simulation/",
+    "tests/store/test_crash.py",
+    "tests/store/test_damage_",
+    "tests/store/test_reserve.py",
+    "tests/docs/test_site.py",
+    "tests/test_declared.py",
+    "tests/test_package.py",
+    "tests/web/",
+)
+"""Where tests start programs, servers or Spark, or compile kernels; others are quick unless they
+are marked."""
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]
@@ -44,9 +77,39 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
     return ByFile(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first."""
-    items.sort(key=lambda item: item.nodeid.split("::")[0] not in WITH_SPARK)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--examples", choices=EXAMPLES, default="usual", help="of each property")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks what can be seen, before tests are selected by marks. What takes longest begins first:
+    tests on Spark, then slow ones."""
+    for item in items:
+        if item.nodeid.split("::")[0] in WITH_SPARK:
+            item.add_marker("spark")
+        elif item.nodeid.startswith(SLOW):
+            item.add_marker("slow")
+    factor = EXAMPLES[config.getoption("--examples")]
+    if factor != 1.0:
+        _multiply_examples(items, factor)
+    items.sort(key=lambda item: [not item.get_closest_marker(name) for name in ("spark", "slow")])
+
+
+def _multiply_examples(items: list[pytest.Item], factor: float) -> None:
+    """Hypothesis has no setting for it: a number that a test states overrides a profile's."""
+    owners = {}
+    for item in items:
+        test = getattr(item, "obj", None)
+        test = getattr(test, "__func__", test)
+        owners[id(test)] = (test, "_hypothesis_internal_use_settings")
+        machine = getattr(item, "cls", None)
+        owners[id(machine)] = (machine, "settings")
+    for owner, name in owners.values():
+        chosen = getattr(owner, name, None)
+        if isinstance(chosen, settings):
+            count = max(1, round(chosen.max_examples * factor))
+            setattr(owner, name, settings(chosen, max_examples=count))
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

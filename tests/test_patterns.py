@@ -202,6 +202,7 @@ def _is_slow(used: Used, text: str) -> bool:
 # ----------------------------------------------------------------------------------------- tests
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", PATTERNS)
 def test_linear_time(name: str) -> None:
     growth, text = slowest(PATTERNS[name])
@@ -215,6 +216,7 @@ def test_all_packages_were_searched() -> None:
     assert all(used.methods for used in PATTERNS.values())
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("pattern", "method"),
     [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Literal
 from urllib.parse import quote, unquote
 
@@ -17,6 +17,7 @@ __all__ = [
     "User",
     "covers",
     "parse_subscription_dead_letters",
+    "parse_subscription_label",
     "subscription_dead_letters",
     "subscription_label",
 ]
@@ -59,6 +60,7 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     serve: tuple[str, ...] = ()
     observe: bool = False
     administer: bool = False
+    replicate: bool = False
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -126,9 +128,9 @@ class Access:
             )
         )
 
-    def by_token(self, token: str) -> str | None:
-        """The name of the user with this token, or None."""
-        return self._tokens.find(token)
+    def by_token(self, token: str, may_compare: Callable[[], bool] = lambda: True) -> str | None:
+        """The name of the user with this token, or None; see `Tokens.find`."""
+        return self._tokens.find(token, may_compare)
 
     def by_certificate(self, names: Collection[str]) -> str | None:
         """The name of the user whom a client certificate with these names (`cn:anna`) identifies;
@@ -185,6 +187,17 @@ class Access:
         user = self._users.get(principal)
         return not self._users or (user is not None and (user.observe or user.administer))
 
+    def may_replicate(self, principal: str) -> bool:
+        """Whether the principal may fetch checkpoints, which have everything: another replica, or
+        an administrator."""
+        user = self._users.get(principal)
+        return not self._users or (user is not None and (user.replicate or user.administer))
+
+    def may_manage(self, principal: str, owner: str) -> bool:
+        """Whether the principal may see and remove what this owner made, such as a schedule: its
+        own, or as an administrator. What was made without users is the administrators'."""
+        return principal == owner or self.may_administer(principal)
+
     def may_any(self, principal: str, rights: Sequence[Right], destination: str) -> bool:
         """Whether the principal has one of these rights to a destination."""
         return any(self.may(principal, right, destination) for right in rights)
@@ -199,6 +212,49 @@ class Access:
         return user is not None and any(
             covers(pattern, destination) for pattern in getattr(user, right)
         )
+
+    def users(self) -> list[User]:
+        """All users, in order of their names."""
+        return [user for _, user in sorted(self._users.items())]
+
+    def explain(
+        self,
+        principal: str,
+        right: Right | Literal["observe", "replicate", "administer"],
+        destination: str,
+    ) -> tuple[bool, str]:
+        """Whether the principal has a right, and the rule that decides it, for people.
+
+        The rights to observe, replicate and administer are to the hub: they need no destination.
+        """
+        user = self._users.get(principal)
+        if self.open:
+            return True, "no user is configured: everybody may do everything"
+        if user is None:
+            return (
+                False,
+                "there is no such user" if principal else "peers without identity have none",
+            )
+        if right == "administer":
+            return user.administer, f"administer = {str(user.administer).lower()}"
+        if right == "observe" or right == "replicate":  # so that mypy narrows it
+            if user.administer:
+                return True, "administer = true"
+            is_given: bool = getattr(user, right)
+            return is_given, f"{right} = {str(is_given).lower()}"
+        is_allowed = self.may(principal, right, destination)
+        if destination.partition("/")[2].startswith("@"):
+            return is_allowed, (
+                "names that start with @ are the hub's own: the owner of the subscription and"
+                " administrators may consume them, patterns don't cover them"
+            )
+        patterns = getattr(user, right)
+        for pattern in patterns:
+            if covers(pattern, destination):
+                return is_allowed, f"{right} = {pattern!r}"
+        if not patterns:
+            return is_allowed, f"{principal} has no pattern for {right}"
+        return is_allowed, f"no pattern covers it: {right} = {', '.join(map(repr, patterns))}"
 
 
 def _certificate_name(text: str) -> str:
@@ -248,6 +304,12 @@ def subscription_label(owner: str, name: str) -> str:
     return ".".join(quote(each, safe="").replace(".", "%2E") for each in (owner, name) if each)
 
 
+def parse_subscription_label(label: str) -> tuple[str, str]:
+    """Owner and name in a label; the owner is empty without users."""
+    owner, _, name = label.rpartition(".")
+    return unquote(owner), unquote(name)
+
+
 def subscription_dead_letters(owner: str, name: str) -> str:
     """The queue for the dead letters of a named subscription; `owner` is empty without users.
 
@@ -261,5 +323,4 @@ def parse_subscription_dead_letters(destination: str) -> tuple[str, str] | None:
     another queue."""
     if not destination.startswith("queue/@") or not destination.endswith("/dead"):
         return None
-    owner, _, name = destination[len("queue/@") : -len("/dead")].rpartition(".")
-    return unquote(owner), unquote(name)
+    return parse_subscription_label(destination[len("queue/@") : -len("/dead")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from crosswire.access import User
+from crosswire.commitlog.records import LEAST_RECORD_BYTES, RECORD_BYTES
 from crosswire.envelope import LARGEST_INTEGER, Property, check_properties, parse_destination
 from crosswire.errors import ConfigError, InvalidDestination, InvalidEnvelope, InvalidSchedule
 from crosswire.hub.cron import check_cron
@@ -20,7 +22,7 @@ from crosswire.listeners import HTTP_LISTENERS, LISTENERS, PLAIN_LISTENERS, is_l
 from crosswire.store.engine import LEAST_BUFFER_BYTES, StoreLimits
 from crosswire.store.reserve import flush_bytes
 from crosswire.tokens import MOST_WORK, distinct_salts
-from crosswire.toml import Lines, Mistake, dotted, read
+from crosswire.toml import Lines, Mistake, dotted, read, read_valid
 from crosswire.wire.emp.frames import EmpLimits
 from crosswire.wire.emqp.frames import EmqpLimits
 from crosswire.wire.epoxy.frames import EpoxyLimits
@@ -36,17 +38,21 @@ __all__ = [
     "Config",
     "ConnectionLimits",
     "EmqpSettings",
+    "Examined",
     "HttpSettings",
     "LakeSettings",
+    "ReplicationSettings",
     "ScheduleEntry",
     "TapSettings",
     "TlsFiles",
     "check",
+    "examine",
     "load",
 ]
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+_MOST_RECORD_BYTES: Final = 64 << 20
 _LONGEST_S: Final = 300 * 365 * 86_400
 """The longest duration: added to today's time in microseconds it still has 63 bits."""
 
@@ -170,6 +176,44 @@ class LakeSettings(msgspec.Struct, frozen=True, kw_only=True):
     retention_bytes: Annotated[int, msgspec.Meta(ge=0)] = 50 * 1024 * 1024 * 1024
 
 
+class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Which log makes commits durable: `local`, the disk of this machine, or `postgresql://…`, for
+    several replicas of one hub.
+
+    `name` is this replica's (the host's by default), `advertise` the address of its HTTP listener
+    for the others, `http://HOST:PORT`. A standby takes over after `takeover_s` without a sign of
+    the leader. Records are removed from the log when all replicas have them, or when they are older
+    than `retain_s` and `copies` replicas have them; more than `retain_bytes` in the log is an
+    alarm, and at `limit_bytes` producers are refused. What waits for the log takes `pending_bytes`
+    of memory at most, a record `record_bytes`. `durability` is "trust" for servers that replicate
+    synchronously and hide their settings. `token_file` has the token of a user with `replicate`,
+    with which this replica fetches checkpoints from others.
+    """
+
+    log: str = "local"
+    name: str = ""
+    advertise: str = ""
+    takeover_s: Annotated[float, msgspec.Meta(ge=1)] = 5.0
+    retain_s: NotNegative = 3600.0
+    retain_bytes: Positive = 8 * 1024 * 1024 * 1024
+    limit_bytes: Positive = 32 * 1024 * 1024 * 1024
+    copies: Positive = 2
+    pending_bytes: Positive = 64 * 1024 * 1024
+    record_bytes: Positive = RECORD_BYTES
+    durability: Literal["verify", "trust"] = "verify"
+    token_file: str | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Is this hub one of several replicas?"""
+        return self.log != "local"
+
+    @property
+    def replica(self) -> str:
+        """The name of this replica."""
+        return self.name or socket.gethostname()
+
+
 class ScheduleEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A schedule of the configuration; its message is `json` or `text`."""
 
@@ -207,6 +251,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     http: HttpSettings = HttpSettings()
     ingest: StagingLimits = StagingLimits()
     lake: LakeSettings = LakeSettings()
+    replication: ReplicationSettings = ReplicationSettings()
 
     def addresses(self) -> dict[str, Address]:
         """The listeners to open, without those that are `"off"`. Raises ConfigError."""
@@ -223,15 +268,72 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return {name: each for name, each in self.addresses().items() if not each.is_loopback}
 
 
-def check(text: str) -> tuple[Config | None, list[Mistake]]:
-    """The configuration in a file's text; or None and all mistakes, in the order of lines."""
+class Examined(msgspec.Struct, frozen=True):
+    """What was read from a configuration: its mistakes, in the order of lines, and its settings.
+
+    With mistakes `config` has only those tables that are right by themselves; `wrong` are the names
+    of the others.
+    """
+
+    config: Config | None
+    mistakes: list[Mistake]
+    wrong: set[str]
+
+
+def check(text: str, folder: Path | None = None) -> tuple[Config | None, list[Mistake]]:
+    """The configuration in a file's text; or None and all mistakes, in the order of lines.
+
+    Relative paths in it are relative to `folder`, that of the file.
+    """
+    examined = examine(text, folder)
+    return (None if examined.mistakes else examined.config), examined.mistakes
+
+
+def examine(text: str, folder: Path | None = None) -> Examined:
+    """Like `check`, for those who look for more mistakes."""
     config, mistakes = read(text, Config)
+    wrong: set[str] = set()
     if config is None:
-        return None, mistakes
+        config, wrong = read_valid(text, Config)
+    if config is None:
+        return Examined(None, mistakes, wrong)
     lines = Lines(text)
-    config, mistakes = _with_tokens(config, lines)
-    mistakes = sorted([*mistakes, *_contradictions(config, lines)])
-    return (None, mistakes) if mistakes else (config, [])
+    if folder is not None:
+        config = _in_folder(config, folder, has_data=bool(lines.of(("data",))))
+    config, missing = _with_tokens(config, lines)
+    # What refers to a table that is wrong itself can't be judged: here, whether there is [tls].
+    judged = config
+    if "tls" in wrong:
+        judged = msgspec.structs.replace(config, tls=TlsFiles(certificate="", key=""))
+    mistakes = sorted([*mistakes, *missing, *_contradictions(judged, lines)])
+    return Examined(config, mistakes, wrong)
+
+
+def _in_folder(config: Config, folder: Path, *, has_data: bool) -> Config:
+    """With paths relative to the folder of the file they are in; the default of `data` is none."""
+
+    def of(path: str) -> str:
+        return str(folder / path)
+
+    replace = msgspec.structs.replace
+    tls = config.tls
+    if tls is not None:
+        authority = None if tls.client_ca is None else of(tls.client_ca)
+        certificate, key = of(tls.certificate), of(tls.key)
+        tls = replace(tls, certificate=certificate, key=key, client_ca=authority)
+    users = [
+        user if user.token_file is None else replace(user, token_file=of(user.token_file))
+        for user in config.users
+    ]
+    directory = config.lake.directory
+    return replace(
+        config,
+        data=of(config.data) if has_data else config.data,
+        tls=tls,
+        users=tuple(users),
+        bond=replace(config.bond, files=tuple(map(of, config.bond.files))),
+        lake=replace(config.lake, directory=None if directory is None else of(directory)),
+    )
 
 
 def _with_tokens(config: Config, lines: Lines) -> tuple[Config, list[Mistake]]:
@@ -269,7 +371,7 @@ def load(path: Path) -> Config:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"can't read {path}: {reason}") from error
-    config, mistakes = check(text)
+    config, mistakes = check(text, path.parent)
     if config is None:
         raise ConfigError("\n".join(f"{path}: {mistake}" for mistake in mistakes))
     return config
@@ -283,6 +385,7 @@ def _contradictions(config: Config, lines: Lines) -> Iterator[Mistake]:
     yield from _wrong_users(config, lines)
     yield from _wrong_keys(config, lines)
     yield from _wrong_schedules(config, lines)
+    yield from _wrong_replication(config, lines)
     for number, name in enumerate(config.lake.tap.listeners):
         if name not in LISTENERS or name in HTTP_LISTENERS:
             where, hint = f"lake.tap.listeners[{number + 1}]", "known: " + ", ".join(LISTENERS)
@@ -311,6 +414,28 @@ def _wrong_store(config: Config, lines: Lines) -> Iterator[Mistake]:
         what = f"{given} is less than the {needed} bytes that the store's own work may take"
         hint = f"set it to {needed} or more, or buffer_bytes to less"
         yield Mistake(lines.of(("store", "spare_bytes")), "store.spare_bytes", what, hint)
+
+
+def _wrong_replication(config: Config, lines: Lines) -> Iterator[Mistake]:
+    settings = config.replication
+
+    def wrong(field: str, what: str, hint: str) -> Mistake:
+        return Mistake(lines.of(("replication", field)), f"replication.{field}", what, hint)
+
+    if not settings.log.startswith(("postgresql://", "postgres://")) and settings.is_on:
+        yield wrong("log", "there is no such log", 'write "local", or "postgresql://…"')
+    if not LEAST_RECORD_BYTES <= settings.record_bytes <= _MOST_RECORD_BYTES:
+        hint = f"from {LEAST_RECORD_BYTES} to {_MOST_RECORD_BYTES}"
+        yield wrong("record_bytes", f"{settings.record_bytes} is not possible", hint)
+    if settings.limit_bytes < settings.retain_bytes:
+        yield wrong("limit_bytes", "is less than retain_bytes", "set it to more")
+    if not settings.is_on:
+        return
+    lake = config.lake
+    if (lake.messages or lake.ledger or lake.tap.listeners) and lake.directory is None:
+        hint = "set lake.directory to a folder that all replicas share, or messages and ledger off"
+        line = lines.of(("lake",))
+        yield Mistake(line, "lake.directory", "replicas have one lake together", hint)
 
 
 def _wrong_numbers(value: object, path: tuple[str | int, ...], lines: Lines) -> Iterator[Mistake]:

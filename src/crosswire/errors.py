@@ -58,6 +58,7 @@ CrosswireError
 │   │   ├── ProviderFailed      the provider responded with a failure
 │   │   ├── CallTimeout         no response before the deadline
 │   │   └── CallCancelled       the caller disconnected or cancelled
+│   ├── NotLeading              this hub is a standby: another replica serves
 │   └── StoreError              errors of the disk
 │       ├── StoreFull           no space: producers wait, consumers continue
 │       ├── StoreFailed         a commit group could not be written, or the store is closed
@@ -151,6 +152,7 @@ __all__ = [
     "LogUnsafe",
     "MalformedFrame",
     "NoProvider",
+    "NotLeading",
     "PeerError",
     "PeerTimeout",
     "PipelineError",
@@ -491,6 +493,10 @@ class CallCancelled(CallError):
     """The caller disconnected or cancelled the call."""
 
     code = "cancelled"
+
+
+class NotLeading(HubError):
+    """This hub is a standby: another replica serves, or none does at the moment."""
 
 
 class StoreError(HubError):

@@ -3,7 +3,7 @@
 import ipaddress
 from typing import Final
 
-__all__ = ["HTTP_LISTENERS", "LISTENERS", "PLAIN_LISTENERS", "is_loopback"]
+__all__ = ["HTTP_LISTENERS", "LISTENERS", "PLAIN_LISTENERS", "is_loopback", "network_of"]
 
 PLAIN_LISTENERS: Final = {
     "emp": 5040,
@@ -27,6 +27,20 @@ LISTENERS: Final = {
 }
 """Those without TLS, and those with it, which need a certificate."""
 HTTP_LISTENERS: Final = ("http", "https")
+
+
+def network_of(host: str) -> str:
+    """What counts as one address: an IPv4 address, but the first half of an IPv6 address, since one
+    machine may have all of the second."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if address.version == 4:
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
 
 
 def is_loopback(host: str) -> bool:

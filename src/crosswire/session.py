@@ -11,7 +11,6 @@ import select
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from time import perf_counter
 from typing import Final, ParamSpec, cast
 from typing import Protocol as Shape
 
@@ -37,6 +36,11 @@ POLL_S = 1.0
 FIRST_PART_BYTES = 4 * 1024
 """How much of a read is processed at once, until it is known how long that takes."""
 LEAST_PART_BYTES = 256
+LARGE_BYTES: Final = 1 << 20
+"""A frame is processed at once when its last byte is there. From this size on it has turns of its
+own."""
+LARGE_S: Final = 0.01
+"""Roughly how long one of this size takes: more than a turn."""
 
 _BROKEN: Final = select.POLLERR | select.POLLNVAL
 # Only Linux has POLLRDHUP for a half-closed peer; elsewhere POLLHUP covers it.
@@ -122,6 +126,9 @@ class Session(asyncio.Protocol):
         self._unread = b""
         self._unread_from = 0
         self._part_bytes = FIRST_PART_BYTES
+        self._has_own_turn = False
+        self._is_decoded = False
+        self._ends: list[Callable[[], None]] = []
         self._connect = connect
         self._owner = owner
         self._callbacks = callbacks or Callbacks()
@@ -138,6 +145,7 @@ class Session(asyncio.Protocol):
         self._peer_finished = False
         self._held = False
         self._restrained = False
+        self._awaits_log = False
         self._reported_bytes = 0
         self.opened = False
         """Whether there is, or was, a socket; with TLS only after its handshake."""
@@ -147,6 +155,8 @@ class Session(asyncio.Protocol):
         """Whether the write buffer is above its limit: the peer reads slower than we send."""
         self.read_at = self._loop.time()
         """When bytes were last read from the peer, by the loop's clock."""
+        self.received_bytes = 0
+        self.sent_bytes = 0
         self.on_congestion: Callable[[bool], None] | None = None
         """Called when `congested` becomes true, and before `handle_drain` when it becomes false."""
         self.tap: Tap | None = None
@@ -188,6 +198,16 @@ class Session(asyncio.Protocol):
         self._restrained = restrained
         self._steer_reading()
 
+    def await_log(self, waits: bool) -> None:
+        """Like `hold_reading`, while too much waits to become durable."""
+        if waits != self._awaits_log and self.opened:
+            self._awaits_log = waits
+            self._steer_reading()
+
+    def silent_s(self) -> float:
+        """The time since bytes were last read from the peer."""
+        return max(self._loop.time() - self.read_at, 0.0)
+
     def measure_memory(self) -> None:
         """Report what is buffered. Every turn does; but the kernel takes bytes in between."""
         if self.account is not None and self.opened and not self._leaving:
@@ -215,9 +235,11 @@ class Session(asyncio.Protocol):
 
     def _open(self) -> None:
         self.connection = self._connect(self._loop.time())
+        self.connection.paced = self._share is not None
 
     def data_received(self, data: bytes) -> None:
         """Called by asyncio with the bytes of one read."""
+        self.received_bytes += len(data)
         tap = self.tap
         if tap is not None:
             self._show(tap.received, data)
@@ -239,16 +261,21 @@ class Session(asyncio.Protocol):
             self._steer_reading()
             return
         before, turns.current = turns.current, share
-        began = perf_counter()
-        if len(data) <= self._part_bytes:
+        began = turns.thread_clock()
+        if (
+            len(data) <= self._part_bytes
+            and self.connection.completed_bytes(len(data)) < LARGE_BYTES
+        ):
             self._receive(data)
-            took_s = perf_counter() - began
+            took_s = turns.thread_clock() - began
             if took_s > QUANTUM_S:
                 self._part_bytes = max(len(data) // 2, LEAST_PART_BYTES)
+            if self.connection.has_backlog:
+                share.later()
         else:
             self._unread = data
             self._read_on()
-            took_s = perf_counter() - began
+            took_s = turns.thread_clock() - began
         turns.current = before
         share.used(took_s)
 
@@ -256,61 +283,99 @@ class Session(asyncio.Protocol):
         """Process what was read, part by part, until others have a turn."""
         share, turns = self._share, self._turns
         assert share is not None and turns is not None
-        ends_at = perf_counter() + QUANTUM_S
+        ends_at = turns.thread_clock() + QUANTUM_S
+        has_own_turn, self._has_own_turn = self._has_own_turn, False
+        if self._is_decoded:
+            self._is_decoded = False
+            self._turn()
+            if self._unread:
+                share.later()
+                return
+        if self.connection.has_backlog and not self._leaving:
+            self.connection.catch_up(self.read_at)
+            self._turn()
+            if self._unread or self.connection.has_backlog:
+                share.later()
+                return
         while self._unread and not self._leaving:
-            began, start = perf_counter(), self._unread_from
+            began, start = turns.thread_clock(), self._unread_from
             end = start + self._part_bytes
             part = self._unread[start:end]
+            if not has_own_turn and self.connection.completed_bytes(len(part)) >= LARGE_BYTES:
+                self._has_own_turn = True
+                share.later(LARGE_S)
+                self._steer_reading()
+                return
             self._unread_from = end
             if end >= len(self._unread):
                 self._forget_unread()
+            if has_own_turn:
+                # Two turns: to decode a large frame takes about as long as what it causes.
+                self._receive(part, is_decoding=True)
+                self._is_decoded = True
+                share.later(LARGE_S)
+                return
             self._receive(part)
-            now = perf_counter()
+            now = turns.thread_clock()
             if now - began > QUANTUM_S:
                 self._part_bytes = max(len(part) // 2, LEAST_PART_BYTES)
-            elif now - began < QUANTUM_S / 4:
+            elif now - began < QUANTUM_S / 2:
                 self._part_bytes = max(self._part_bytes, 2 * len(part))
-            if self._unread and (now > ends_at or share.unfinished or turns.is_over()):
+            if self.connection.has_backlog or (
+                self._unread and (now > ends_at or share.unfinished or turns.is_over())
+            ):
                 share.later()
                 self._steer_reading()
                 return
+        ends, self._ends = self._ends, []
+        for end_of in ends:
+            end_of()
 
     def _forget_unread(self) -> None:
         self._unread, self._unread_from = b"", 0
 
-    def _read_rest(self) -> None:
-        """The peer sends no more: process what is left of it at once, before its end."""
-        rest = self._unread[self._unread_from :]
-        if rest and not self._leaving:
-            self._forget_unread()
-            self._receive(rest)
+    def _after_unread(self, end_of: Callable[[], None]) -> None:
+        """The peer sends no more: first what is left of it is processed, in parts if it is long."""
+        waits = self._unread or self._is_decoded or (self.opened and self.connection.has_backlog)
+        if self._share is None or self._leaving or not waits:
+            end_of()
+        else:
+            self._ends.append(end_of)
+            self._share.later()
 
-    def _receive(self, data: bytes) -> None:
+    def _receive(self, data: bytes, *, is_decoding: bool = False) -> None:
+        """Process bytes from the peer; if `is_decoding`, what they cause waits for another turn."""
         try:
             self.connection.receive_data(data, self.read_at)
         except Exception as error:
             # Called directly, not through `_run`: it happens for every read, and only a failure
             # should cost more.
             self._run("receive_data", _raise, error)
-        self._turn()
+        if not is_decoding:
+            self._turn()
 
     def eof_received(self) -> bool:
         """Called by asyncio when the peer sends no more; gives whether we may still send."""
         self._peer_finished = True
         if self.tap is not None:
             self._show(self.tap.peer_finished)
-        self._read_rest()
-        if self._leaving:
-            return False
-        self._run("receive_eof", self.connection.receive_eof)
-        self._turn()
-        return not self.connection.closed and self.transport.can_write_eof()
+        self._after_unread(self._end_half)
+        return not self._leaving and not self.connection.closed and self.transport.can_write_eof()
+
+    def _end_half(self) -> None:
+        if not self._leaving:
+            self._run("receive_eof", self.connection.receive_eof)
+            self._turn()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Called by asyncio, once, when the socket is closed."""
         if self._turns is not None:
             self._turns.enter()
-        self._read_rest()
+        if self.tap is not None:
+            self._show(self.tap.closed, error)
+        self._after_unread(self._end_socket)
+
+    def _end_socket(self) -> None:
         if self._share is not None:
             self._share.close()
         self._cancel_timer()
@@ -318,8 +383,6 @@ class Session(asyncio.Protocol):
             self._poll_timer.cancel()
             self._poll_timer = None
         self.gone.set_result(None)
-        if self.tap is not None:
-            self._show(self.tap.closed, error)
         self._leaving = True
         if self.account is not None:
             self.account.close()
@@ -405,9 +468,11 @@ class Session(asyncio.Protocol):
         """One write for all chunks; small ones are joined, which is cheaper than a writev."""
         if self.transport.is_closing():  # `connection_lost` will follow
             return
+        size = sum(map(len, chunks))
+        self.sent_bytes += size
         if len(chunks) == 1:
             self.transport.write(chunks[0])
-        elif sum(map(len, chunks)) <= JOINED_BYTES:
+        elif size <= JOINED_BYTES:
             self.transport.write(b"".join(chunks))
         else:
             self.transport.writelines(chunks)
@@ -458,6 +523,7 @@ class Session(asyncio.Protocol):
             and not self.congested
             and not self._held
             and not self._restrained
+            and not self._awaits_log
             and not self._unread
         )
         if wanted == self._reading_paused and not self.transport.is_closing():

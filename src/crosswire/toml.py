@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 import msgspec
 
-__all__ = ["Lines", "Mistake", "dotted", "read"]
+__all__ = ["Lines", "Mistake", "dotted", "read", "read_valid"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -44,6 +44,27 @@ def read(text: str, kind: type[T]) -> tuple[T | None, list[Mistake]]:
         return msgspec.convert(tree, kind), []
     except msgspec.ValidationError as error:
         return None, [Mistake(0, "", str(error))]
+
+
+def read_valid(text: str, kind: type[T]) -> tuple[T | None, set[str]]:
+    """The struct of those top-level keys that are right by themselves, and the names of the others;
+    None for what is not TOML. So one mistake does not hide those that only a struct shows."""
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return None, set()
+    valid, wrong = {}, set()
+    for name, value in tree.items():
+        mistakes: list[Mistake] = []
+        _check({name: value}, kind, (), Lines(""), mistakes)
+        if mistakes:
+            wrong.add(name)
+        else:
+            valid[name] = value
+    try:
+        return msgspec.convert(valid, kind), wrong
+    except msgspec.ValidationError:
+        return None, wrong
 
 
 def _syntax(error: tomllib.TOMLDecodeError) -> Mistake:

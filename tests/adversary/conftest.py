@@ -1,4 +1,4 @@
-"""One hub with users and one without, for all tests of a module."""
+"""One hub with users, for all tests of a module."""
 
 from __future__ import annotations
 
@@ -13,11 +13,4 @@ from tests.adversary.harness import TOKEN, USERS, Target, running
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     """Users are configured: a peer without credentials has no rights."""
     with running(tmp_path_factory.mktemp("guarded"), USERS, TOKEN) as target:
-        yield target
-
-
-@pytest.fixture(scope="module")
-def open_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """No users: every peer may do everything."""
-    with running(tmp_path_factory.mktemp("open")) as target:
         yield target

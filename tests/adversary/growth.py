@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,11 +17,12 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from crosswire.wire.emqp.states import State
-from tests.adversary.harness import running
-from tests.adversary.measured import Attack, MeasuredPeer, MeasuredTarget
+from tests.adversary.measured import Attack, MeasuredPeer, MeasuredTarget, measured_hub
 
 encode = msgspec.json.encode
 
+WAVES = 5
+"""An attack that is over at once is repeated, or the neighbour would ping too few times."""
 PER_CONNECTION = 1000
 """Subscriptions that one connection may have."""
 
@@ -144,22 +146,26 @@ def waiting_calls(size: int) -> Attack:
 
     def attack(target: MeasuredTarget) -> Iterator[None]:
         with ExitStack() as stack:
-            provider = connect(stack, target, 1)[0]
-            request(provider, "$serve", services=["lazy"])
-            provider.answers(1)
-            callers = [target.epoxy_peer() for _ in range(9)]
-            for caller in callers:
-                for _ in range(size // len(callers)):
-                    caller.connection.send_request("lazy", "m", b"CB\x01\x00\x00")
-            calls = [caller.bytes_to_send() for caller in callers]
+            providers = connect(stack, target, WAVES)
+            for number, provider in enumerate(providers):
+                request(provider, "$serve", services=[f"lazy{number}"])
+                provider.answers(1)
+            callers = [[target.epoxy_peer() for _ in range(9)] for _ in providers]
+            calls = []
+            for number, wave in enumerate(callers):
+                for caller in wave:
+                    for _ in range(size // 9):
+                        caller.connection.send_request(f"lazy{number}", "m", b"CB\x01\x00\x00")
+                calls.append([caller.bytes_to_send() for caller in wave])
             yield
-            for caller, data in zip(callers, calls, strict=True):
-                caller.send(data)
-            provider.answers(200)
-            for caller in callers:
-                caller.socket.close()
-            request(provider, "$echo")
-            provider.answers(1)
+            for provider, wave, each in zip(providers, callers, calls, strict=True):
+                for caller, data in zip(wave, each, strict=True):
+                    caller.send(data)
+                provider.answers(200)
+                for caller in wave:
+                    caller.socket.close()
+                request(provider, "$echo")
+                provider.answers(1)
 
     return attack
 
@@ -248,7 +254,8 @@ def multicast(size: int) -> Attack:
             data = peer.bytes_to_send()
             yield
             peer.send(data)
-            peer.finish()
+            # Each channel is acknowledged when its message is stored.
+            peer.answers(size)
 
     return attack
 
@@ -274,6 +281,23 @@ def large(size: int, count: int) -> Attack:
     return attack
 
 
+LARGEST_MIB = {"large-4": 4, "large-16": 16}
+"""The size of the frames of attacks with larger ones than a MiB."""
+
+
+def inform(size: int) -> Attack:
+    """Workers that register for queues that don't exist yet, and leave."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        yield
+        for number in range(WAVES):
+            queues = tuple((10, f"new{number}-{each}") for each in range(size))
+            with target.emqp_peer("worker", queues=queues) as worker:
+                worker.until(lambda: worker.connection.state is State.REGISTERED)
+
+    return attack
+
+
 def listing(size: int) -> Attack:
     """Requests whose answers are long."""
 
@@ -292,8 +316,23 @@ def listing(size: int) -> Attack:
     return attack
 
 
-POLITE = burst(20_000, "$echo")
-"""A peer that keeps the hub busy with nothing but requests that are answered at once."""
+def polite(seconds: float) -> Attack:
+    """No attack: a peer that keeps the hub busy for a while, with nothing but requests that are
+    answered at once."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            peer = connect(stack, target, 1)[0]
+            yield
+            ends_at = time.perf_counter() + seconds
+            while time.perf_counter() < ends_at:
+                for _ in range(5_000):
+                    request(peer, "$echo")
+                peer.send()
+                peer.answers(5_000)
+
+    return attack
+
 
 SHORT: dict[str, Attack] = {
     "patterns": patterns(2_000, 16),
@@ -306,8 +345,11 @@ SHORT: dict[str, Attack] = {
     "burst-publish": burst(20_000, "$publish", destination="queue/burst", text="x"),
     "burst-invalid": burst(20_000, "$publish", nothing=1),
     "listing": listing(1_000),
-    "backlog": backlog(5_000),
+    "backlog": backlog(2_000),
+    "inform": inform(1_000),
+    "multicast": multicast(8_192),
     "large": large(1 << 19, 16),
+    "large-4": large(4 << 20, 4),
 }
 """What the tests run: a second or so each."""
 
@@ -323,6 +365,7 @@ FULL: dict[str, Attack] = {
     "burst-invalid": burst(50_000, "$publish", nothing=1),
     "listing": listing(1_000),
     "backlog": backlog(20_000),
+    "inform": inform(1_000),
     "multicast": multicast(65_536),
     "large-1": large(1 << 20, 16),
     "large-16": large(16 << 20, 4),
@@ -333,10 +376,10 @@ FULL: dict[str, Attack] = {
 def main(names: list[str]) -> None:
     """Print what each attack costs, each on a hub of its own."""
     for name in names or list(FULL):
-        with TemporaryDirectory() as folder, running(Path(folder)) as target:
-            measured = MeasuredTarget(target.hub)
-            for title, attack in ((name, FULL[name]), ("  polite", POLITE)):
-                print(f"{title:16}", measured.measure(attack), flush=True)
+        with TemporaryDirectory() as folder, measured_hub(Path(folder)) as measured:
+            cost = measured.measure(FULL[name])
+            print(f"{name:16}", cost, flush=True)
+            print(f"{'  polite':16}", measured.measure(polite(cost.seconds)), flush=True)
 
 
 if __name__ == "__main__":

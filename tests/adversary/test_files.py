@@ -52,6 +52,7 @@ def capture(path: Path, sections: int, *, interfaces: int = MOST_INTERFACES) -> 
     return path
 
 
+@pytest.mark.alone
 @READERS
 def test_interfaces_of_a_capture_take_linear_time(
     tmp_path: Path, reader: Callable[[str], Iterator[object]]

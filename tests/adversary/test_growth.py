@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from tests.adversary.growth import POLITE, SHORT
-from tests.adversary.harness import Target
-from tests.adversary.measured import MeasuredTarget
+from tests.adversary.growth import LARGEST_MIB, SHORT, polite
+from tests.adversary.measured import MeasuredTarget, measured_hub
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeasuredTarget]:
+    """One hub with users for all attacks."""
+    with measured_hub(tmp_path_factory.mktemp("growth")) as target:
+        yield target
+
+
+pytestmark = pytest.mark.alone
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_the_neighbour_is_served(open_hub: Target, name: str) -> None:
-    MeasuredTarget(open_hub.hub).assert_served(SHORT[name], POLITE)
+def test_the_neighbour_is_served(target: MeasuredTarget, name: str) -> None:
+    target.assert_served(SHORT[name], polite, LARGEST_MIB.get(name, 0))

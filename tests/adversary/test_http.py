@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -23,6 +26,8 @@ from tests.adversary.harness import (
     Target,
     running,
 )
+
+pytestmark = pytest.mark.alone
 
 QUEUES = 5_000
 MESSAGES = 50_000
@@ -58,7 +63,7 @@ def post_too_many(target: Target) -> None:
 
 
 def look(target: Target) -> None:
-    for path in ("/v1/state", "/v1/queues?limit=10000", "/v1/topics", "/v1/log", "/v1/dead"):
+    for path in ("/v1/state", "/v1/queues?limit=1000", "/v1/topics", "/v1/log", "/v1/dead"):
         api(target).get(path)
 
 
@@ -131,3 +136,27 @@ def test_readers_that_do_not_read_keep_nobody_out(tmp_path: Path) -> None:
                 peer.sendall(head + data)
             rows = sum(batch.num_rows for batch, _ in where.batches("/v1/log/read", body))
             assert rows > 0
+
+
+def test_plans_do_not_keep_a_hub_from_stopping(tmp_path: Path) -> None:
+    """SIGTERM while plans with as many patterns as are allowed are being made."""
+    with running(tmp_path) as target:
+        names = [f"topic/{a}/{b}" for a in range(5) for b in range(1000)]
+        post(target, [{"destination": name, "text": ""} for name in names])
+        body = {"destinations": [f"topic/+/{n}" for n in range(100)] + names[:900]}
+
+        def ask() -> None:
+            with contextlib.suppress(Exception):  # the hub stops
+                api(target).post("/v1/log/plan", body)
+
+        asking = [threading.Thread(target=ask) for _ in range(20)]
+        for each in asking:
+            each.start()
+        time.sleep(0.2)  # some are under way: that is all that matters
+        began = time.monotonic()
+        code, _ = target.hub.end(signal.SIGTERM)
+        took_s = time.monotonic() - began
+        for each in asking:
+            each.join()
+        # Two seconds are for goodbyes; without a limit it takes most of a minute.
+        assert code == 0 and took_s < 15.0

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 
 import pytest
 
+from crosswire.cli.hub import Api
+from crosswire.errors import RequestFailed
 from crosswire.wire.contract import ConnectionFailed
+from crosswire.wire.micromsg2.frames import serialize_message
 from tests.adversary.harness import MEMORY_BYTES, PATIENCE_S, TOKEN, USERS, Target, running
+
+pytestmark = pytest.mark.alone
 
 MIB = 1024 * 1024
 LIMIT_BYTES = 256 * MIB
@@ -128,3 +134,49 @@ def test_a_message_that_fits_is_not_harmed_by_the_budget(small: Target) -> None:
         peer.connection.send_request("$echo", b'{"a":"%b"}' % (b"x" * (60 * MIB)))
         peer.until(lambda: bool(peer.events))
         assert peer.events[0].succeeded
+
+
+def test_calls_that_outlive_their_connections_are_bounded(small: Target) -> None:
+    """Calls whose answers go to a queue, of a service that answers none; the caller leaves, and
+    comes again."""
+    with small.emp(TOKEN) as provider:
+        provider.events.clear()
+        provider.connection.send_request("$serve", b'{"services":["mallory"]}')
+        provider.until(lambda: bool(provider.events))
+        reply = b"reply-to:Tqueue/mallory/answers;"
+
+        def call_and_leave() -> None:
+            with small.micromsg2(TOKEN) as caller, suppress(OSError):
+                for number in range(1, 60):
+                    frame = serialize_message(number, b"service/mallory", reply, bytes(MIB - 100))
+                    caller.send(b"".join(frame))
+                caller.finish()
+
+        for _ in range(4):
+            call_and_leave()
+        # A user may have 128 MiB of calls, so more than that has been refused by now.
+        before = small.resident_bytes()
+        for _ in range(4):
+            call_and_leave()
+        assert small.resident_bytes() - before < 120 * MIB, "236 MiB were sent"
+
+
+def test_large_bodies_of_one_user_are_read_one_after_the_other(small: Target) -> None:
+    """What the hub makes of a body takes about ten times its size."""
+    messages = [{"destination": "queue/mallory/q", "text": "x"}] * 40_000
+
+    def post() -> bool:
+        with suppress(RequestFailed):
+            Api(small.url, TOKEN).post("/v1/messages", {"messages": messages})
+            return True
+        return False
+
+    post()
+    before = highest = small.resident_bytes()
+    with ThreadPoolExecutor(12) as threads:
+        posts = [threads.submit(post) for _ in range(12)]
+        while not all(each.done() for each in posts):
+            highest = max(highest, small.resident_bytes())
+            time.sleep(0.02)
+    assert any(each.result() for each in posts)
+    assert highest - before < 200 * MIB

@@ -15,6 +15,8 @@ from crosswire.wire.epoxy.comm import marshal_credentials
 from crosswire.wire.micromsg2.frames import serialize_message
 from tests.adversary.harness import TOKEN, Attacker, Target
 
+pytestmark = pytest.mark.alone
+
 MIB = 1024 * 1024
 Attack = Callable[[Target], tuple[Attacker, bytes]]
 """An attacker after its handshake, and the bytes that it sends."""

@@ -11,6 +11,8 @@ from crosswire.cli.hub import Api
 from crosswire.errors import DestinationFull, RequestFailed
 from tests.adversary.harness import TOKEN, USERS, Target, running
 
+pytestmark = pytest.mark.alone
+
 OTHER = "the-secret-of-anna"
 SETTINGS = f"""
 [store]

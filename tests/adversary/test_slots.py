@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,7 @@ from crosswire.wire.emp.connection import EmpConnection
 from crosswire.wire.epoxy.comm import marshal_credentials
 from crosswire.wire.epoxy.connection import EpoxyConnection
 from tests.adversary.harness import PATIENCE_S, TOKEN, USERS, Attacker, Target, running
+from tests.conftest import TlsPair
 
 KIB = 1024
 ADMIN = "the-secret-of-an-administrator"
@@ -150,3 +153,90 @@ def test_who_is_unknown_after_the_handshake_is_disconnected(narrow: Target, name
         began = time.monotonic()
         peer.until(lambda: False)  # returns at the end of the connection
         assert time.monotonic() - began < 5.0
+
+
+def open_files(target: Target) -> int:
+    return sum(1 for _ in Path(f"/proc/{target.hub.process.pid}/fd").iterdir())
+
+
+def settled_files(target: Target, most: int) -> int:
+    """Open files, when the hub has closed what it closes at once."""
+    deadline = time.monotonic() + 5.0
+    while (count := open_files(target)) > most and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return count
+
+
+def test_peers_that_are_turned_away_hold_no_files(narrow: Target) -> None:
+    """They have no slot, but would keep their sockets open: for a tenth of the connections, or 16,
+    the hub waits until they have read its goodbye."""
+    before = open_files(narrow)
+    with ExitStack() as stack:
+        for _ in range(400):
+            idle(stack, narrow.port("emp"))
+        most = before + 10 + 16 + 10
+        assert settled_files(narrow, most) <= most
+        with narrow.emp(TOKEN):
+            assert get(narrow, "/healthz")
+
+
+@pytest.mark.parametrize("name", ["emp-tls", "https"])
+def test_handshakes_that_do_not_begin_hold_no_files(
+    tmp_path: Path, tls: TlsPair, name: str
+) -> None:
+    files = f"[tls]\ncertificate = '{tls.certificate}'\nkey = '{tls.key}'\n"
+    addresses = "[listen]\nemp-tls = '127.0.0.1:0'\nhttps = '127.0.0.1:0'\n" + "".join(
+        f"{each}-tls = 'off'\n" for each in ("relink", "epoxy", "micromsg2")
+    )
+    with running(tmp_path, addresses + files + SETTINGS, TOKEN) as target, ExitStack() as stack:
+        before = open_files(target)
+        silent = [idle(stack, target.port(name)) for _ in range(400)]
+        most = before + 16 + 10
+        assert settled_files(target, most) <= most
+        # The newest are waited for: one that begins now gets in.
+        context = ssl.create_default_context(cafile=tls.certificate)
+        with context.wrap_socket(silent[-1], server_hostname="localhost") as secure:
+            assert secure.version() is not None
+
+
+def test_wrong_tokens_over_http_hold_no_connections(narrow: Target) -> None:
+    """Their answers are delayed, by seconds after some failures."""
+    request = "GET /v1/state HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer wrong{}\r\n\r\n"
+    with ExitStack() as stack:
+        for number in range(60):
+            idle(stack, narrow.port("http")).sendall(request.format(number).encode())
+        time.sleep(0.2)  # for them to be read: whoever is not yet makes room anyway
+        for _ in range(3):
+            assert get(narrow, "/healthz")
+            assert get(narrow, "/v1/state", ADMIN)
+
+
+OTHER = "the-secret-of-anna"
+
+
+def test_one_user_does_not_hold_all_connections(tmp_path: Path) -> None:
+    """The last quarter is for users with less than a quarter."""
+    settings = f"""
+        [connections]
+        connections = 40
+        {USERS}
+        [[users]]
+        name = "anna"
+        token = "{OTHER}"
+        produce = ["queue/anna"]
+    """
+    with running(tmp_path, settings, TOKEN) as target, ExitStack() as stack:
+        refused = 0
+        for _ in range(40):
+            peer = Attacker(target.port("emp"), EmpConnection("client", 0.0)).opened()
+            stack.enter_context(peer)
+            peer.events.clear()
+            peer.connection.send_request("$authenticate", b'{"token":"%b"}' % TOKEN.encode())
+            peer.until(lambda peer=peer: bool(peer.events))
+            # The hub's error may follow the answer.
+            peer.connection.send_request("$echo", b"{}") if not peer.connection.closed else None
+            peer.until(lambda peer=peer: len(peer.events) > 1)
+            refused += peer.connection.closed
+        assert refused == 10
+        for _ in range(5):
+            stack.enter_context(target.emp(OTHER))

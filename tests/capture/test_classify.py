@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.traffic import Traffic
 
 from crosswire.capture.classify import Classified, PortMap, classify
 from crosswire.capture.reassembly import ReassembledRun
 from crosswire.errors import InvalidInput
+from crosswire.testing.traffic import SampleTraffic
 from crosswire.wire import PROTOCOL_NAMES, protocol
 
 UNUSED = 61_000
@@ -47,7 +47,7 @@ def test_by_the_port_of_the_acceptor(name: str) -> None:
 
 @pytest.mark.parametrize("name", PROTOCOL_NAMES)
 def test_by_the_first_bytes(name: str) -> None:
-    talk = Traffic(messages=3).conversation(0, name)
+    talk = SampleTraffic(messages=3).conversation(0, name)
     given = runs(*((forward, data) for _, forward, data in talk.chunks))
     found = classified(given)
     assert [item.run for item in found] == given
@@ -88,9 +88,35 @@ def test_the_opener_is_guessed_by_the_port(forward_port: int, opener: bool) -> N
     assert (item.opener_is_forward, item.forward) == (opener, opener)
 
 
+@pytest.mark.parametrize(
+    ("forward_port", "backward_port", "opener", "protocol"),
+    [
+        # A client may be given a port of eMQP's: the other end's decides.
+        (47291, 5040, True, "emp"),
+        (5040, 47291, False, "emp"),
+        (47291, 8080, True, None),
+        (8080, 47291, False, None),
+        # Both are in that range: one of them listens there.
+        (47291, 40000, False, "emqp"),
+        (40000, 47291, True, "emqp"),
+    ],
+)
+def test_a_port_that_clients_have_too_does_not_decide_alone(
+    forward_port: int, backward_port: int, opener: bool, protocol: str | None
+) -> None:
+    (item,) = classified(runs((True, b"?"), opener=None, late=True), forward_port, backward_port)
+    assert (item.opener_is_forward, item.detected.protocol) == (opener, protocol)
+
+
+def test_a_port_that_was_configured_decides() -> None:
+    late = runs((True, b"?"), opener=None, late=True)
+    (item,) = classified(late, 50_000, 8080, p50000="relink")
+    assert (item.opener_is_forward, item.detected.protocol) == (False, "relink")
+
+
 def test_each_connection_of_a_flow_is_classified_on_its_own() -> None:
-    first = Traffic(messages=1).conversation(0, "emp")
-    second = Traffic(messages=1).conversation(0, "epoxy")
+    first = SampleTraffic(messages=1).conversation(0, "emp")
+    second = SampleTraffic(messages=1).conversation(0, "epoxy")
     given = runs(*((forward, data) for _, forward, data in first.chunks))
     given += runs(*((forward, data) for _, forward, data in second.chunks), number=1)
     found = classified(given)

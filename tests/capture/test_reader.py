@@ -41,8 +41,9 @@ def test_segments_can_be_put_together(tmp_path: Path) -> None:
     for key, segment in read_segments(str(file)):
         flows.add(key)
         data += [run.data for run in flow.add(segment) if run.kind == DATA]
+    data += [run.data for run in flow.finish()]
     (key,) = flows
-    assert b"".join(filter(None, data)) == b"world"
+    assert b"".join(filter(None, data)) == b"helloworld"
     assert end_of(key[:END_BYTES]) <= end_of(key[END_BYTES:])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import chain, pairwise
 
 from hypothesis import given, settings
@@ -218,3 +219,59 @@ def test_time_never_runs_backwards_in_a_direction() -> None:
     segments = [*opened(), segment(True, 9, 102, b"b"), segment(True, 20, 101, b"a")]
     times = [run.time_ns for run in runs_of(segments) if run.forward]
     assert times == sorted(times)
+
+
+# ------------------------------------------------------------------------ captures out of order
+
+
+WHOLE = [
+    segment(True, 0, 100, flags=tcp.SYN),
+    segment(False, 0, 500, flags=tcp.SYN | tcp.ACK, ack=101),
+    segment(True, 0, 101, b"ask", tcp.ACK, ack=501),
+    segment(False, 0, 501, b"answer", tcp.ACK, ack=104),
+    segment(True, 0, 104, b"more", tcp.ACK, ack=507),
+    segment(False, 0, 507, b"done", tcp.ACK, ack=108),
+    segment(True, 0, 108, flags=tcp.FIN | tcp.ACK, ack=511),
+    segment(False, 0, 511, flags=tcp.FIN | tcp.ACK, ack=109),
+]
+
+
+@given(st.permutations(WHOLE), st.sampled_from([0, 1_000_000, 20_000_000]))
+def test_any_order_with_rewritten_times_is_one_connection(
+    segments: list[Segment], step_ns: int
+) -> None:
+    """All of it within 200 ms: bytes before their SYN, ends before bytes, SYN after the end."""
+    runs = runs_of([each._replace(time_ns=at * step_ns) for at, each in enumerate(segments)])
+    assert {run.connection for run in runs} == {0}
+    assert {run.opener for run in runs} == {True} and not any(run.late for run in runs)
+    assert (bytes_of(runs), bytes_of(runs, forward=False)) == ([b"askmore"], [b"answerdone"])
+    assert Counter(run.kind for run in runs if run.kind != DATA) == {OPEN: 1, FIN: 2}
+
+
+def test_a_syn_that_never_comes_is_not_waited_for_long() -> None:
+    flow = Flow()
+    assert not list(flow.add(segment(True, 0, 9_000, b"x")))
+    (run,) = flow.add(segment(False, 300_000_000, 7_000, b"y"))
+    assert (run.data, run.late) == (b"x", True)
+
+
+def test_an_answer_stays_after_its_request_without_a_syn() -> None:
+    runs = runs_of(
+        [segment(True, 0, 9_000, b"1"), segment(False, 1, 7, b"2"), segment(True, 2, 9_001, b"3")]
+    )
+    assert [run.data for run in runs] == [b"1", b"2", b"3"]
+
+
+def test_a_syn_after_the_rest_of_an_older_connection_opens_another() -> None:
+    runs = runs_of([segment(True, 0, 90, b"old"), *opened(9000), segment(True, 9, 9001, b"new")])
+    assert [(run.connection, run.data) for run in runs if run.kind == DATA] == [
+        (0, b"old"),
+        (1, b"new"),
+    ]
+
+
+def test_bytes_that_the_capture_cut_at_the_end_are_a_gap() -> None:
+    cut = Segment(True, 2, 101, 0, 0, 10, b"abc")
+    assert bytes_of(runs_of([*opened(), cut])) == [b"abc", 7]
+    nothing = Segment(True, 2, 101, 0, 0, 10, b"")
+    assert bytes_of(runs_of([*opened(), nothing])) == [10]

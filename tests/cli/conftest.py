@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import signal
 import subprocess
@@ -28,6 +29,8 @@ class RunningHub:
             stderr=subprocess.PIPE,
         )
         assert self.process.stdout is not None and self.process.stderr is not None
+        # Nobody reads the log before the end, and a hub waits for a pipe that is full.
+        fcntl.fcntl(self.process.stderr, fcntl.F_SETPIPE_SZ, 1 << 20)
         line = self.process.stdout.readline()
         if not line:
             said = self.process.communicate(timeout=30)[1].decode()

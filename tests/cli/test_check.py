@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from crosswire.cli.main import main
+from crosswire.config import load
 from tests.cli.conftest import crosswire
 
 GOOD = """
@@ -104,6 +105,51 @@ def test_nothing_is_wrong(mistakes: Explain) -> None:
 def test_a_mistake_is_explained(mistakes: Explain, text: str, expected: str) -> None:
     (told,) = mistakes(text)
     assert told.startswith(expected)
+
+
+def test_all_mistakes_are_reported_at_once(mistakes: Explain) -> None:
+    told = mistakes(
+        "log = 'loud'\n"
+        "[listen]\nemp = 'x'\n"
+        "[queues.'a/#']\nmax_length = 1\n"
+        "[tls]\ncertificate = 'no.pem'\nkey = 3\n"
+        "[bond]\nfiles = ['no.bond']\n"
+        "[[schedules]]\nid = 'a'\ndestination = 'queue/q'\ncron = 'never'\n"
+        "[[users]]\nname = 'a'\ntoken_file = 'none'\n"
+    )
+    lines = [int(each.removeprefix("line ").partition(":")[0]) for each in told]
+    assert lines == [1, 3, 4, 8, 10, 14, 17]
+
+
+def test_a_table_that_is_wrong_causes_no_other_mistakes(mistakes: Explain) -> None:
+    (told,) = mistakes("[listen]\nemp-tls = '127.0.0.1:1'\n[tls]\ncertificate = 3\nkey = 'k'\n")
+    assert told.startswith("line 4: tls.certificate")
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    (folder / "types.bond").write_text("namespace a struct S { 0: int32 x; }")
+    (folder / "token").write_text("a-secret-of-anna\n")
+    (folder / "token").chmod(0o600)
+    file = folder / "crosswire.toml"
+    file.write_text(
+        "data = 'data'\n[lake]\ndirectory = '../lake'\n[bond]\nfiles = ['types.bond']\n"
+        "[tls]\ncertificate = 'c.pem'\nkey = '/k.pem'\nclient_ca = 'ca.pem'\n"
+        "[[users]]\nname = 'anna'\ntoken_file = 'token'\n"
+    )
+    config = load(file)
+    assert config.tls is not None
+    assert (config.data, config.lake.directory) == (str(folder / "data"), f"{folder}/../lake")
+    assert (config.tls.certificate, config.tls.key, config.tls.client_ca) == (
+        str(folder / "c.pem"),
+        "/k.pem",
+        str(folder / "ca.pem"),
+    )
+    assert config.bond.files == (str(folder / "types.bond"),)
+    assert config.users[0].token == "a-secret-of-anna"
+    file.write_text("")
+    assert load(file).data == "./crosswire-data"
 
 
 EXPOSED = """

@@ -70,7 +70,9 @@ def test_connections_are_logged_when_asked_for(start_hub: StartHub) -> None:
 
 def test_two_hubs_do_not_share_a_directory(start_hub: StartHub) -> None:
     start_hub()
-    with pytest.raises(AssertionError, match=r"crosswire serve: .*in use"):
+    with pytest.raises(
+        AssertionError, match=r"crosswire serve: .*in use by process \d+ \(.*serve --json --data"
+    ):
         start_hub()
 
 
@@ -314,7 +316,11 @@ def test_a_second_signal_while_it_drains_ends_it_at_once(
         wait_until(lambda: Api(hub.url).get("/v1/state")["draining"])
         hub.process.send_signal(number)
         _, errors = hub.process.communicate(timeout=20)
-    assert errors.decode().splitlines() == ["crosswire serve: second signal: stopping at once"]
+    waiting, second = errors.decode().splitlines()
+    assert second == "crosswire serve: second signal: stopping at once"
+    told = json.loads(waiting)
+    assert told["event"].startswith("waiting for peers before it stops")
+    assert [each.partition(": ")[2] for each in told["waits_for"]] == ["1 message to settle"]
     assert hub.process.returncode == 1
     found = Api(start_hub().url).get("/v1/queues/q", messages=10)["messages"]
     assert [each["id"] for each in found] == [kept]
@@ -356,9 +362,10 @@ def test_an_interrupt_before_anything_is_loaded(tmp_path: Path) -> None:
     script = (
         "import sys\n"
         "import crosswire.cli.main as program\n"
+        "from crosswire.cli import parsers\n"
         "def interrupted(name):\n"
         "    raise KeyboardInterrupt\n"
-        "program.import_module = interrupted\n"
+        "parsers.import_module = interrupted\n"
         "sys.exit(program.main())\n"
     )
     command = [sys.executable, "-c", script, "serve", "--data", str(tmp_path)]

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import signal
+import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,7 +91,9 @@ def test_a_subscriber_that_is_terminated_gives_back_what_it_has_not_printed(
     # Nobody reads the pipe: it fills up, and the window with messages that are not printed.
     lines = [json.dumps({"n": n, "pad": "x" * 40_000}) for n in range(40)]
     pub = ("pub", queue, "--lines", *way(hub, "emp", "pub"))
-    ids = answer(*pub, given="\n".join(lines).encode())["ids"]
+    done = crosswire(*pub, "--json", given="\n".join(lines).encode())
+    ids = [each for line in done.stdout.splitlines() for each in json.loads(line)["ids"]]
+    assert len(ids) == 40
     assert json.loads(sub.stdout.readline())["json"]["n"] == 0
     sub.terminate()
     out, err = sub.communicate(timeout=20)
@@ -143,7 +148,7 @@ def test_a_named_subscription_starts_where_it_is_told(hub: RunningHub, protocol:
     for text in ("1", "20"):
         pub = ("pub", topic, text, "--property", f"n={text}")
         answer(*pub, *way(hub, protocol, "pub"))
-    wanted = (f"{topic}", "--name", f"{protocol}-s", "--from", "earliest", "--filter", "n>N10")
+    wanted = (f"{topic}", "--name", f"{protocol}-s", "--from", "earliest", "--filter", "n > 10")
     (row,) = subscribed(hub, protocol, *wanted, "--count", "1")
     assert row["json"] == 20
 
@@ -168,6 +173,122 @@ def test_curve_keys_say_who_a_peer_is(start_hub: StartHub, tmp_path: Path) -> No
     pub = ("pub", "q", "x", *way(hub, "emqp", "pub"), *keys)
     assert answer(*pub, f"--curve-secret={encode_key(anna_secret)}")["count"] == 1
     assert crosswire(*pub).returncode == 1
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_subscriber_and_leaves_no_consumer(
+    hub: RunningHub, protocol: str, number: int
+) -> None:
+    queue = f"queue/{protocol}-{signal.Signals(number).name}"
+    sub = subprocess.Popen(
+        [PROGRAM, "sub", queue, *way(hub, protocol, "sub")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert sub.stderr is not None
+    carries_ids = protocol in ("emp", "epoxy")
+    told = sub.stderr.readline()
+    assert told.startswith(f"subscribed to {queue}".encode())
+    assert (b"carries no ids" in told) == (not carries_ids)
+    assert len(answer("queue", "show", queue, "--hub", hub.url)["consumers"]) == 1
+    sub.send_signal(number)
+    _, err = sub.communicate(timeout=20)
+    assert (sub.returncode, err) == (0, f"0 messages from {queue}\n".encode())
+    assert answer("queue", "show", queue, "--hub", hub.url)["consumers"] == []
+
+
+def test_a_signal_ends_a_subscriber_that_has_not_connected() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = str(silent.getsockname()[1])
+        sub = subprocess.Popen([PROGRAM, "sub", "q", "--port", port], stderr=subprocess.PIPE)
+        peer, _ = silent.accept()
+        with peer:
+            peer.recv(1)
+            sub.send_signal(signal.SIGINT)
+            _, err = sub.communicate(timeout=5)
+    assert (sub.returncode, err) == (0, b"0 messages from queue/q\n")
+
+
+def test_lines_are_sent_as_they_arrive(hub: RunningHub) -> None:
+    pub = subprocess.Popen(
+        [PROGRAM, "pub", "arriving", "--lines", *way(hub, "emp", "pub")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+    )
+    assert pub.stdin is not None and pub.stdout is not None
+    for text in (b"first\n", b"second\r\n"):
+        pub.stdin.write(text)
+        # Acknowledged, with the input still open.
+        int(pub.stdout.readline())
+    pub.stdin.write(b"last")
+    assert pub.communicate(timeout=20)[0].count(b"\n") == 1
+    assert pub.returncode == 0
+    rows = subscribed(hub, "emp", "arriving", "--count", "3")
+    assert [row["text"] for row in rows] == ["first", "second", "last"]
+
+
+def test_a_long_stream_of_lines_takes_little_memory(hub: RunningHub) -> None:
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from crosswire.cli.main import main\n"
+        "code = main()\n"
+        "status = Path('/proc/self/status').read_text()\n"
+        "print(status.partition('VmHWM:')[2].split()[0], file=sys.stderr)\n"
+        "sys.exit(code)\n"
+    )
+    words = ["pub", "topic/long-stream", "--lines", "--json", *way(hub, "emp", "pub")]
+
+    def peak_kib(lines: int) -> int:
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words],
+            input=(b"x" * 16383 + b"\n") * lines,
+            capture_output=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        assert sum(json.loads(each)["count"] for each in done.stdout.splitlines()) == lines
+        return int(done.stderr.splitlines()[-1])
+
+    # 48 MiB: a part of that is in memory at a time.
+    assert peak_kib(3072) - peak_kib(16) < 16 << 10
+
+
+def test_what_was_acknowledged_before_a_failure_is_counted(hub: RunningHub) -> None:
+    given = b"a\nb\n" + b"x" * (65 << 20)
+    done = crosswire("pub", "counted", "--lines", *way(hub, "emp", "pub"), given=given)
+    assert done.returncode == 1
+    assert b"2 messages to queue/counted" in done.stderr
+    assert b"line 3 has more than 64 MiB" in done.stderr
+
+
+def test_a_response_is_json_for_the_next_program(hub: RunningHub) -> None:
+    with echo_service(hub, "emp", "as-json"):
+        call = ("call", "as-json", '{"x": 1}', "--property", "n=1", *way(hub, "emp", "call"))
+        done = crosswire(*call)
+    assert json.loads(done.stdout) == {"x": 1}
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("name", ["queue/a/+", "topic/a/#", "topic/a+b"])
+def test_wildcards_are_refused_where_a_destination_is_created(hub: RunningHub, name: str) -> None:
+    for words in (
+        ("pub", name, "x", *way(hub, "emp", "pub")),
+        ("schedule", "add", name, "x", "--every", "9", "--hub", hub.url),
+    ):
+        done = crosswire(*words)
+        assert (done.returncode, done.stdout) == (1, b""), words
+        assert b"wildcards" in done.stderr or b"levels of topics" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("words", [("sub", "topic/t"), ("dead", "list", "q")])
+def test_an_unknown_operator_is_refused(hub: RunningHub, words: tuple[str, ...]) -> None:
+    where = ("--hub", hub.url) if words[0] == "dead" else way(hub, "emp", "sub")
+    done = crosswire(*words, "--filter", "price == 10", *where)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert b"unknown operator '=='" in done.stderr
 
 
 def test_lines_become_messages(hub: RunningHub) -> None:

@@ -24,7 +24,7 @@ from crosswire.commitlog.records import (
     Takeover,
     decode_record,
 )
-from crosswire.errors import LogConflict, LogError, StoreError, StoreFull
+from crosswire.errors import LogConflict, LogError, StoreDamaged, StoreError, StoreFull
 
 LOG = b"l" * 16
 
@@ -33,6 +33,15 @@ class Target:
     def __init__(self) -> None:
         self.applied: list[tuple[bytes, RecordPosition]] = []
         self.error: StoreError | None = None
+        self.damage: StoreError | None = None
+        self.passed: RecordPosition | None = None
+
+    def check_intact(self) -> None:
+        if self.damage is not None:
+            raise self.damage
+
+    def pass_over(self, position: RecordPosition) -> None:
+        self.passed = position
 
     def apply_group(self, group: CommitGroup, body: bytes, position: RecordPosition) -> None:
         if self.error is not None:
@@ -137,6 +146,14 @@ async def test_a_durable_group_that_can_not_be_applied_ends_the_leader(leader: L
     assert leader.records()[-1].kind is RecordKind.GROUP
 
 
+async def test_nothing_of_a_damaged_store_gets_into_the_log(leader: Leader) -> None:
+    leader.target.damage = StoreDamaged("a table can't be read")
+    before = leader.records()
+    append = leader.commits.append(group())
+    assert await leader.ended is leader.target.damage
+    assert not append.done and leader.records() == before
+
+
 async def test_other_records_come_between_groups(leader: Leader) -> None:
     append = leader.commits.append(group())
     record = await leader.commits.add(lambda chain, time: chain.hand_over(HandOver("b"), time))
@@ -146,6 +163,7 @@ async def test_other_records_come_between_groups(leader: Leader) -> None:
         RecordKind.HAND_OVER,
     ]
     assert leader.records()[-1] == record
+    assert leader.target.passed == record.position
 
 
 async def test_a_heartbeat_is_appended_when_nothing_else_is() -> None:

@@ -1,4 +1,4 @@
-"""When the disk is waited for, and when a thread is asked."""
+"""When the disk is waited for, and for how long."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
+from crosswire.commitlog.contract import Receipt
 from crosswire.commitlog.local import Syncer
-from crosswire.errors import StoreError
+from crosswire.errors import HubError, StoreError, StoreFailed
 from crosswire.store.contract import StoreLimits
 from crosswire.store.memory import MemoryStore
 from tests.store.committing import commit_path
@@ -70,38 +71,133 @@ def test_without_patience_no_disk_is_quick(disk: Disk) -> None:
     assert not syncer.is_quick
 
 
-class WhereStore(MemoryStore):
-    """Knows which threads have synced it."""
+class GatedStore(MemoryStore):
+    """A disk that waits in `_sync` while `gate` is closed, and fails if it is told to."""
 
     def __init__(self, patience_s: float) -> None:
-        self.threads: list[str] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.fails = False
+        self.threads: set[str] = set()
         super().__init__(limits=StoreLimits(spare_bytes=0, patience_s=patience_s))
 
     def _sync(self) -> None:
-        self.threads.append(threading.current_thread().name)
+        self.threads.add(threading.current_thread().name)
+        assert self.gate.wait(30.0)
+        if self.fails:
+            raise StoreFailed("the disk is broken")
         super()._sync()
 
 
-async def threads_of(store: WhereStore, *counts: int) -> list[str]:
-    """Which threads sync groups with these numbers of messages, when the disk is known."""
-    path = commit_path(store)
-    path.start(asyncio.get_running_loop())
-    store.threads.clear()
-    next_id = 1
-    for count in (*[1] * KNOWN, *counts):
-        store.append_run(1, next_id, [b"x"] * count)
-        path.request()
-        await path.flush()
-        next_id += count
-    await path.close()
-    return store.threads[KNOWN : KNOWN + len(counts)]
+class Groups:
+    """Commits groups of a store whose disk is known to be quick."""
+
+    def __init__(self, store: GatedStore) -> None:
+        self.store = store
+        self.path = commit_path(store)
+        self._next_id = 1
+
+    async def start(self) -> None:
+        self.path.start(asyncio.get_running_loop())
+        for _ in range(KNOWN):
+            await self.commit(1)
+        self.store.threads.clear()
+
+    def request(self, count: int) -> Receipt:
+        self.store.append_run(1, self._next_id, [b"x"] * count)
+        self._next_id += count
+        return self.path.committed()
+
+    async def commit(self, count: int) -> None:
+        self.request(count)
+        await self.path.flush()
+
+    async def is_waited_for(self, count: int) -> bool:
+        """Whether a group of this size is durable at the end of the turn that asked for it."""
+        receipt = self.request(count)
+        await asyncio.sleep(0)
+        is_done = receipt.done
+        await self.path.flush()
+        return is_done
 
 
-async def test_few_messages_are_synced_by_the_loop_and_many_by_a_thread() -> None:
-    here = threading.current_thread().name
-    threads = await threads_of(WhereStore(30.0), 1, 4, 5, 1000, 1)
-    assert threads == [here, here, "crosswire-store", "crosswire-store", here]
+async def test_few_messages_are_waited_for_and_many_are_not() -> None:
+    groups = Groups(GatedStore(30.0))
+    await groups.start()
+    assert [await groups.is_waited_for(count) for count in (1, 4, 5, 1000, 1)] == [
+        True, True, False, False, True,
+    ]  # fmt: skip
+    await groups.path.close()
+    # Never on the loop's thread: it could not go on before the disk is done.
+    assert groups.store.threads == {"crosswire-store"}
 
 
 async def test_a_slow_disk_is_never_waited_for() -> None:
-    assert await threads_of(WhereStore(0.0), 1, 1) == ["crosswire-store"] * 2
+    groups = Groups(GatedStore(0.0))
+    await groups.start()
+    assert not await groups.is_waited_for(1)
+    await groups.path.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_the_loop_goes_on_after_its_patience(fails: bool) -> None:
+    """A disk that was quick until now: the outcome comes later, and once."""
+    store = GatedStore(0.05)
+    groups = Groups(store)
+    await groups.start()
+    store.gate.clear()
+    receipt = groups.request(1)
+    outcomes: list[HubError | None] = []
+    receipt.add_done_callback(lambda done: outcomes.append(done.error))
+    async with asyncio.timeout(20):
+        # It comes back to us although the disk is not done, and cannot be before we let it.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not receipt.done
+        store.fails = fails
+        store.gate.set()
+        while not receipt.done:
+            await asyncio.sleep(0.001)
+    assert [error is not None for error in outcomes] == [fails]
+    store.fails = False
+    await groups.path.close()
+
+
+async def test_an_error_within_the_patience_is_the_group_s() -> None:
+    store = GatedStore(30.0)
+    groups = Groups(store)
+    await groups.start()
+    store.fails = True
+    receipt = groups.request(1)
+    await asyncio.sleep(0)
+    assert receipt.done and receipt.error is not None
+    store.fails = False
+    await groups.path.close()
+
+
+def test_the_outcome_goes_to_one_of_both_however_close_they_are() -> None:
+    """The thread finishes about when the loop's patience ends."""
+    loop = asyncio.new_event_loop()
+    done: list[StoreError | None] = []
+    failed = StoreFailed("this one")
+    took_s = 0.0
+
+    def sync() -> StoreError | None:
+        threading.Event().wait(took_s)
+        return failed
+
+    syncer = Syncer(sync, 0.001)
+    syncer.start(loop, done.append)
+    for number in range(200):
+        done.clear()
+        took_s = 0.001 + 0.0004 * (number % 5 - 2) / 2
+        synced = syncer.order_and_wait()
+        if synced is None:
+            while not done:
+                loop.run_until_complete(asyncio.sleep(0.0001))
+        else:
+            assert synced.error is failed
+            loop.run_until_complete(asyncio.sleep(0))
+        assert done == ([failed] if synced is None else [])
+    syncer.stop()
+    loop.close()

@@ -39,6 +39,8 @@ QUEUE = "queue/orders"
 
 TIMEKEEPING = frozenset(
     {
+        "Activities.begin",
+        "Activity.begin",
         "CommitPath._sync_soon",
         "LakeFeed._run",
         "Server._run_timers",
@@ -47,7 +49,8 @@ TIMEKEEPING = frozenset(
         "Watchdog.check",
     }
 )
-"""Entered by timers, threads and tasks of their own, whether a message is on its way or not."""
+"""Entered by timers, threads and tasks of their own, whether a message is on its way or not, and
+what begins anew every few seconds."""
 
 
 class Journey:

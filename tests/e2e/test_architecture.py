@@ -31,6 +31,7 @@ def listed() -> dict[str, set[str]]:
     return {file: set(re.findall(r"`([\w.]+)`", functions)) for file, functions in items}
 
 
+@pytest.mark.alone  # on a slow machine timers come in between
 async def test_the_page_has_what_a_message_passes(tmp_path: Path) -> None:
     files = {file: set(each) for file, each in by_file(await trace(tmp_path / "data")).items()}
     page = listed()

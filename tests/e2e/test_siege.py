@@ -18,6 +18,8 @@ from tests.cli.conftest import RunningHub
 from tests.e2e.attack import HELLO
 from tests.e2e.parties import EmpParty, MicroMsg2Party
 
+pytestmark = pytest.mark.alone
+
 ROOT = Path(__file__).parents[2]
 SECONDS = 2.0
 QUIET_S = 0.5

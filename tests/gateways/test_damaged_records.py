@@ -21,6 +21,7 @@ from crosswire.hub.ingest.records import NamedAttempt, ProducerKey, StagedAttemp
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.policies import HubConfig
 from crosswire.hub.schedules import Schedule
+from crosswire.server.configured_schedules import follow_schedules
 from crosswire.server.server import Server
 from crosswire.store.memory import MemoryDisk, MemoryStore
 from tests.gateways.conftest import StartServer
@@ -168,11 +169,10 @@ def restart(rows: Rows) -> Hub:
     disk.rows, disk.keys = dict(rows), sorted(rows)
     hub = Hub(MemoryStore(disk), HubConfig(lake=True), now=NOW, random=Random(1))
     hub.seals.last()
-    server = Server(CONFIG)
-    server.hub, server.context = hub, GatewayContext(hub, CONFIG, clock=lambda: NOW)
-    server._follow_schedules([CONFIGURED])
-    server.context.shared(Broker)
-    server.context.shared(Links)
+    context = GatewayContext(hub, CONFIG, clock=lambda: NOW)
+    follow_schedules(hub, [CONFIGURED], NOW)
+    context.shared(Broker)
+    context.shared(Links)
     hub.queues()
     for _ in range(20):
         hub.handle_deadline(NOW)

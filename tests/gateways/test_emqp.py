@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from crosswire.access import User
@@ -19,6 +20,7 @@ from crosswire.config import ConnectionLimits, EmqpSettings
 from crosswire.errors import ClientError, RequestFailed
 from crosswire.hub.policies import QueuePolicy, Retry
 from crosswire.server.server import Server
+from crosswire.store.contract import StoreLimits
 from crosswire.wire.contract import Event
 from crosswire.wire.emqp.events import (
     Acknowledged,
@@ -1004,6 +1006,43 @@ class TestRights:
             assert (await raw.job()).queue == "a"
             assert [each.principal for each in broker(server).workers] == ["anna"]
         assert server.context.counters["forbidden", "emqp"] == 2
+
+    async def test_queues_that_requests_create_count_for_the_user(
+        self, start_server: StartServer
+    ) -> None:
+        users = tuple(msgspec.structs.replace(each, produce=("queue/#",)) for each in self.users())
+        key = EmqpSettings(curve_secret_key=encode_key(KEYS["hub"]))
+        server = await start_server(users=users, emqp=key, store=StoreLimits(destinations=40))
+        async with peer(server, "client", mechanism=self.mechanism("anna")) as client:
+            for number in range(12):
+                client.ask(f"anna{number}")
+            for _ in range(10):
+                await client.receipt()
+            await until(lambda: server.context.counters["ignored", "emqp", "QuotaExceeded"] == 2)
+        async with peer(server, "client", mechanism=self.mechanism("boss")) as client:
+            asked = client.ask("boss")
+            assert await client.receipt() == asked
+        assert len(server.hub.store.destinations()) == 11
+
+    async def test_a_schedule_of_the_same_call_is_another_users_own(
+        self, start_server: StartServer
+    ) -> None:
+        users = tuple(msgspec.structs.replace(each, produce=("queue/#",)) for each in self.users())
+        key = EmqpSettings(curve_secret_key=encode_key(KEYS["hub"]))
+        server = await start_server(users=users, emqp=key)
+        schedules = server.hub.schedules
+        async with (
+            peer(server, "client", mechanism=self.mechanism("anna")) as anna,
+            peer(server, "client", mechanism=self.mechanism("boss")) as boss,
+        ):
+            for each in (anna, boss):
+                each.connection.send_schedule("q", "", b"same", interval_s=1000.0)
+                each.session.wake()
+            await until(lambda: len(schedules.all()) == 2)
+            boss.connection.send_unschedule("q", "", b"same", interval_s=1000.0)
+            boss.session.wake()
+            await until(lambda: len(schedules.all()) == 1)
+            assert [each.envelope.principal for each in schedules.all()] == ["anna"]
 
     async def test_topics(self, start_server: StartServer) -> None:
         server = await self.start(start_server)

@@ -77,6 +77,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubThread]:
     thread.stop()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", PARTIES, ids=lambda kind: kind.name)
 async def test_a_turn_of_the_loop_is_short(hub: HubThread, kind: type[Party]) -> None:
     """In and out, as bytes and as JSON."""

@@ -200,6 +200,7 @@ def test_what_was_purged_is_not_reported_as_lost_after_a_removal() -> None:
     assert not bench.store.damage
 
 
+@pytest.mark.alone
 def test_a_round_over_many_queues_takes_short_turns() -> None:
     bench = Bench(HubConfig(expire_s=60), limits=StoreLimits(destinations=60_000))
     for number in range(50_000):

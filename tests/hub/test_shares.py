@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from crosswire.envelope import Envelope
-from crosswire.errors import DestinationFull
+from crosswire.errors import DestinationFull, QuotaExceeded, StagingFull
 from crosswire.hub.ingest.records import NamedAttempt, ProducerKey, pack
 from crosswire.hub.ledger import LedgerPeer
-from crosswire.hub.policies import HubConfig
+from crosswire.hub.policies import HubConfig, ServicePolicy, StagingLimits
 from crosswire.hub.schedules import Schedule
 from crosswire.store.contract import StoreLimits
 from tests.hub.parties import Bench, Caller, Recorder, Server, send
@@ -137,3 +137,146 @@ def test_schedules() -> None:
         add(ANNA, "again")
     bench.hub.schedules.remove("3")
     add(ANNA, "again")
+
+
+def test_a_schedule_creates_its_destination_for_who_made_it() -> None:
+    """One that fires once is gone then, and its queue is not."""
+    bench = start()
+    for number in range(EACH):
+        envelope = send(b"", f"queue/anna/{number}", principal="anna")
+        once = Schedule(id="once", envelope=envelope, interval_s=1.0, run_count=1)
+        bench.hub.schedules.add(once, bench.now)
+        bench.commit()
+        bench.now += 2.0
+        bench.hub.handle_deadline(bench.now)
+        bench.commit()
+        assert bench.hub.schedules.all() == []
+    with pytest.raises(QuotaExceeded):
+        envelope = send(b"", "queue/more", principal="anna")
+        bench.hub.schedules.add(Schedule(id="more", envelope=envelope, interval_s=1.0), bench.now)
+    assert not refused(bench, BERT, "more")
+
+
+def test_messages_of_schedules_are_limited_by_bytes() -> None:
+    bench = Bench(HubConfig(schedules_bytes=400_000))
+
+    def add(peer: LedgerPeer, name: str, size: int = 30_000) -> None:
+        envelope = send(bytes(size), "queue/q", principal=peer.principal)
+        bench.hub.schedules.add(Schedule(id=name, envelope=envelope, interval_s=1000.0), bench.now)
+        bench.commit()
+
+    for number in range(3):
+        add(ANNA, str(number))
+    with pytest.raises(QuotaExceeded, match="bytes of scheduled messages"):
+        add(ANNA, "more")
+    add(ANNA, "2", 10_000)
+    add(BERT, "more")
+    bench.kill()
+    with pytest.raises(QuotaExceeded):
+        add(ANNA, "again")
+    add(ANNA, "again", 10_000)
+
+
+def test_dead_letters_have_room_whatever_the_limits_are_and_count_for_their_queue() -> None:
+    bench = start()
+    fill(bench, ANNA)
+    taker = Recorder()
+    consumer = bench.hub.consume("queue/anna/0", taker, bench.now, peer=ANNA)
+    consumer.refuse(taker.ids, bench.now, cause="no", final=True)
+    bench.commit()
+    assert bench.hub.queue("queue/anna/0/dead").length == 1
+    bench.hub.queue("queue/anna/3").purge(bench.now)
+    bench.commit()
+    bench.hub.remove("queue/anna/3", bench.now)
+    assert refused(bench, ANNA, "more")
+
+
+def test_waiting_calls() -> None:
+    bench = Bench(HubConfig(service=ServicePolicy(waiting=40)))
+    bench.hub.provide(["service/s"], Server(), bench.now, peer=BERT, window=1)
+    answers = {peer: Caller() for peer in (ANNA, BERT)}
+
+    def call(peer: LedgerPeer, count: int) -> list[object]:
+        calls = [Envelope(destination="service/s", kind="request") for _ in range(count)]
+        return bench.hub.call(calls, bench.now, answered=answers[peer], peer=peer)
+
+    waiting = call(ANNA, 1 + EACH + 5)
+    assert [type(each) for each in answers[ANNA].answers] == [QuotaExceeded] * 5
+    call(BERT, EACH)
+    assert answers[BERT].answers == []
+    bench.hub.cancel(waiting[1:4], bench.now)
+    answers[ANNA].answers.clear()
+    call(ANNA, 4)
+    assert [type(each) for each in answers[ANNA].answers] == [QuotaExceeded]
+
+
+def test_bytes_of_calls_in_progress() -> None:
+    """Given to a provider or waiting; a user may have 128 MiB, however little memory there is."""
+    bench = Bench(HubConfig(calls_bytes=1))
+    bench.hub.provide(["service/s"], Server(), bench.now, peer=BERT, window=100)
+    caller = Caller()
+    large = Envelope(destination="service/s", kind="request", payload=bytes(60 << 20))
+    calls = bench.hub.call([large] * 3, bench.now, answered=caller, peer=ANNA)
+    assert [type(each) for each in caller.answers] == [QuotaExceeded]
+    bench.hub.cancel(calls, bench.now)
+    bench.hub.call([large], bench.now, answered=caller, peer=ANNA)
+    assert len(caller.answers) == 1
+
+
+@pytest.mark.parametrize(
+    ("limits", "what"),
+    [
+        (StagingLimits(staged_bytes=4000), "staged_bytes"),
+        (StagingLimits(attempts=40), "attempts"),
+        (StagingLimits(producers=40), "producers"),
+    ],
+)
+def test_staged_batches(limits: StagingLimits, what: str) -> None:
+    bench = Bench(HubConfig(staging=limits))
+
+    def stage(peer: LedgerPeer, number: int) -> None:
+        owner = ProducerKey(peer.principal, f"p{number}" if what == "producers" else "p")
+        part = pack([send(bytes(70), "queue/q", principal=peer.principal)])
+        bench.hub.staging.stage(owner, 1, str(number), 0, part, bench.now)
+        bench.commit()
+        if what == "producers":
+            bench.hub.staging.commit(owner, 1, [NamedAttempt(str(number), 1, 1)], bench.now)
+            bench.commit()
+
+    count = 0
+    with pytest.raises(StagingFull, match=what):
+        for count in range(EACH + 1):
+            stage(ANNA, count)
+    assert 0 < count <= EACH
+    stage(BERT, 0)
+    bench.kill()
+    with pytest.raises(StagingFull, match=what):
+        stage(ANNA, 100)
+    if what != "producers":
+        bench.hub.staging.abort(ProducerKey("anna", "p"), 1)
+        stage(ANNA, 100)
+
+
+def test_an_address_has_a_share_without_users() -> None:
+    bench = start()
+    bench.hub.holders.add("c1", "192.0.2.1")
+    here, there = LedgerPeer(connection="c0"), LedgerPeer(connection="c1")
+
+    def is_refused(peer: LedgerPeer, name: str) -> bool:
+        message = send(b"", f"queue/{name}").replace(connection=peer.connection)
+        receipt = bench.hub.produce([message], bench.now)
+        bench.commit()
+        return isinstance(receipt.refused.get(0), QuotaExceeded)
+
+    assert not any(is_refused(there, f"there/{number}") for number in range(EACH))
+    assert is_refused(there, "more")
+    assert not any(is_refused(here, f"here/{number}") for number in range(2 * EACH))
+    bench.kill(power=True)
+    bench.hub.holders.add("c2", "192.0.2.1")
+    assert is_refused(LedgerPeer(connection="c2"), "more"), "who created what is stored"
+    for number in range(EACH):
+        peer = LedgerPeer(connection="c2")
+        bench.hub.subscribe("topic/t", Recorder(), bench.now, peer=peer, name=str(number))
+    with pytest.raises(QuotaExceeded):
+        bench.hub.subscribe("topic/t", Recorder(), bench.now, peer=peer, name="more")
+    bench.hub.subscribe("topic/t", Recorder(), bench.now, peer=here, name="more")

@@ -300,7 +300,7 @@ def test_nobody_speaks_for_the_producer_of_another_principal() -> None:
     ],
 )
 def test_there_is_only_so_much_room(limits: StagingLimits, what: str) -> None:
-    bench = Bench(HubConfig(staging=limits))
+    bench = Bench(HubConfig(staging=limits, share=1.0))
     if what == "producers":
         bench.hub.staging.commit(ProducerKey("bert", "x"), 0, [], bench.now)
     else:

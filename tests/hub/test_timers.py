@@ -65,6 +65,22 @@ def test_an_owner_that_raises_after_asking_for_its_next_time_keeps_the_earlier_o
     assert timers.next_due() is None
 
 
+def test_the_rest_stays_due_when_the_turn_is_over() -> None:
+    ran: list[int] = []
+    timers = Timers(Callbacks(), lambda: len(ran) % 2 == 0)
+    owner = object()
+    for number in range(5):
+        timers.at(1.0 + number, lambda _, number=number: ran.append(number))  # type: ignore[misc]
+    timers.at_least(owner, 6.0, lambda _: ran.append(5))
+    timers.run(10.0)
+    assert ran == [0, 1]
+    assert timers.next_due() == 3.0
+    timers.run(10.0)
+    timers.run(10.0)
+    assert ran == [0, 1, 2, 3, 4, 5]
+    assert timers.next_due() is None
+
+
 def test_an_owner_is_called_for_the_earliest_of_its_times_only() -> None:
     timers, _, ran = make()
     owner = object()

@@ -63,6 +63,47 @@ def test_the_index_finds_what_trying_each_would(
     assert not index._root.children and not index._root.rest
 
 
+@given(
+    st.lists(
+        st.tuples(st.lists(PATTERN_LEVELS, min_size=1, max_size=4), st.booleans()),
+        min_size=1,
+        max_size=8,
+    ),
+    st.lists(LEVELS, min_size=1, max_size=4),
+    st.lists(st.one_of(st.none(), st.integers(0, 7)), max_size=100),
+)
+def test_what_was_found_is_brought_up_to_date(
+    patterns: list[tuple[list[str], bool]], name: list[str], changes: list[int | None]
+) -> None:
+    """As if all were matched again; None stands for a look, a number for adding or removing."""
+    index: Index[int] = Index()
+    split = ["/".join([*levels, "#"] if rest else levels) for levels, rest in patterns]
+    there: set[int] = set()
+    text = "/".join(name)
+
+    def wants(number: int) -> bool:
+        return number % 3 != 0
+
+    found, version = list[int](), index.version
+    for change in [*changes, None]:
+        if change is None:
+            expected = sorted(filter(wants, index.match(text)))
+            updated = index.update(found, version, text, wants)
+            if updated is None:
+                assert index.version - version > 64
+                updated = expected
+            assert sorted(updated) == expected
+            found, version = updated, index.version
+        elif (number := change % len(split)) in there:
+            there.discard(number)
+            index.remove(split[number], number)
+        else:
+            there.add(number)
+            index.add(split[number], number)
+    index.renew()
+    assert index.update(found, version, text, wants) is None
+
+
 # ----------------------------------------------------------------------------------- without a name
 
 

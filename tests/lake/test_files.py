@@ -7,11 +7,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from benchmarks.traffic import Traffic
 
 from crosswire.errors import CrosswireError
 from crosswire.lake.files import date_of, write
 from crosswire.lake.schemas import LEDGER, MESSAGES, SCHEMAS, WIRE
+from crosswire.testing.traffic import SampleTraffic
 
 
 def wire(*times: int, node: str = "n1", first: int = 0) -> pa.Table:
@@ -95,7 +95,7 @@ def test_the_date_is_that_of_utc() -> None:
 
 
 def test_generated_traffic_is_the_same_for_the_same_seed() -> None:
-    first, again, other = (list(Traffic(seed=seed).wire()) for seed in (1, 1, 2))
+    first, again, other = (list(SampleTraffic(seed=seed).wire()) for seed in (1, 1, 2))
     assert first == again != other
 
 

@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from struct import pack
 
-from benchmarks.traffic import Traffic, packets, write_pcap
+from crosswire.testing.traffic import SampleTraffic, packets, write_pcap
 
 ETHERNET, RAW, NULL, LOOP, COOKED, COOKED_2 = 1, 101, 0, 108, 113, 276
 
@@ -85,6 +85,21 @@ def fragments_v6(body: bytes, size: int, identifier: int = 9) -> list[bytes]:
     return made
 
 
+def udp(body: bytes, target: int, source: int = 50_000) -> bytes:
+    return pack(">HHHH", source, target, 8 + len(body), 0) + body
+
+
+def vxlan(frame: bytes, *, port: int = 4789, network: int = 42) -> bytes:
+    """An Ethernet frame in UDP."""
+    return udp(b"\x08\0\0\0" + pack(">I", network << 8) + frame, port)
+
+
+def gre(body: bytes, kind: int, *, flags: int = 0) -> bytes:
+    """With a checksum, a key and a sequence number as the flags have them."""
+    options = bytes(4 * sum(bool(flags & each) for each in (0x8000, 0x2000, 0x1000)))
+    return pack(">HH", flags, kind) + options + body
+
+
 def linked(packet: bytes, link: int, vlans: tuple[int, ...] = ()) -> bytes:
     ether = b"\x08\x00" if packet[0] >> 4 == 4 else b"\x86\xdd"
     family = 2 if packet[0] >> 4 == 4 else 30
@@ -142,7 +157,7 @@ def simple(packet: bytes, order: str = "<") -> bytes:
     return block(3, pack(f"{order}I", len(packet)) + packet, order)
 
 
-def write_captures(folder: Path, traffic: Traffic) -> None:
+def write_captures(folder: Path, traffic: SampleTraffic) -> None:
     """The traffic in two files, cut in the middle: packets doubled, swapped, one connection on a
     port that nobody knows, one whose beginning is missing."""
     folder.mkdir()

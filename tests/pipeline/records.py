@@ -84,6 +84,15 @@ class Records:
             answer = (self._tick(), "0", "acknowledgement", "consumed", sequence)
             self._frames.append(("n", name, back, self._protocol, *answer))
 
+    def answered(self, status: str, *, destination: str, identifier: str) -> None:
+        """The hub's response to a request."""
+        now, name, protocol = self._tick(), self._connection, self._protocol
+        own = (identifier, status, None, crc32(b""))
+        index = (now, now, None, "response", destination)
+        self._messages.append(("n", name, "backward", protocol, *index, *own))
+        frame = (now, identifier, "response", status, None)
+        self._frames.append(("n", name, "backward", protocol, *frame))
+
     def error(self) -> None:
         frame = (self._tick(), None, "error", "refused", None)
         self._frames.append(("n", self._connection, "backward", self._protocol, *frame))

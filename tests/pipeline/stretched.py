@@ -35,7 +35,7 @@ def recorded() -> dict[str, pa.Table]:
     start = min(pc.min(rows["time"]).as_py() for rows in found.values())
     end = max(pc.max(rows["time"]).as_py() for rows in found.values())
     made = {name: _slowly(rows, start, end) for name, rows in found.items()}
-    return {**made, "ledger": _with_late_reader(made["ledger"])}
+    return {**made, "ledger": _with_late_reader(_signed_in(made["ledger"]))}
 
 
 def until(rows: pa.Table, time_us: int) -> int:
@@ -48,6 +48,17 @@ def _slowly(rows: pa.Table, start: int, end: int) -> pa.Table:
     share = pc.divide(pc.cast(pc.subtract(rows["time"], start), pa.float64()), end - start)
     time = pc.add(pc.cast(pc.multiply(share, DURATION), pa.int64(), safe=False), START)
     return rows.set_column(index, rows.schema.field(index), time)
+
+
+def _signed_in(ledger: pa.Table) -> pa.Table:
+    """As if the hub had users, and each connection were another one's."""
+    index = ledger.schema.get_field_index("principal")
+    names = pc.if_else(
+        pc.equal(ledger["connection"], ""),
+        "",
+        pc.binary_join_element_wise("user of", ledger["connection"], " "),
+    )
+    return ledger.set_column(index, ledger.schema.field(index), names)
 
 
 def _with_late_reader(ledger: pa.Table) -> pa.Table:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from benchmarks.traffic import Traffic, packets, write_pcap
 from pyspark.sql import SparkSession
 
 from crosswire.errors import InvalidInput, PipelineError
@@ -20,6 +19,7 @@ from crosswire.pipeline.batch import BatchJob, run_batch
 from crosswire.pipeline.sources.inputs import find_inputs
 from crosswire.pipeline.sources.lake import from_records
 from crosswire.pipeline.sources.tap import from_tap, tap_files
+from crosswire.testing.traffic import SampleTraffic, packets, write_pcap
 from crosswire.wire.emp.frames import (
     Hello,
     Ping,
@@ -114,9 +114,9 @@ def one(rows: list[dict[str, Any]], connection: str) -> dict[str, Any]:
 def test_violations_have_position_and_reason(odd: Made) -> None:
     rows = odd.rows("silver/violations")
     refused, lost = one(rows, "refused"), one(rows, "lost")
-    assert (refused["offset"], refused["length"], refused["error"]) == (12, 8, "unknown")
+    assert (refused["byte_offset"], refused["length"], refused["error"]) == (12, 8, "unknown")
     assert refused["reason"] == "message type 9 is not defined"
-    assert (lost["offset"], lost["error"]) == (12, "limit")
+    assert (lost["byte_offset"], lost["error"]) == (12, "limit")
     assert len(rows) == 2
 
 
@@ -203,7 +203,7 @@ def test_since_leaves_out_what_is_older(spark: SparkSession, tmp_path: Path) -> 
         tables=frozenset({"frames"}),
         since_us=START + 1,
     )
-    found = sorted((row["offset"], row["frame"]) for row in made.rows("silver/frames"))
+    found = sorted((row["byte_offset"], row["frame"]) for row in made.rows("silver/frames"))
     assert found == [(12, "ping"), (20, "ping"), (28, "ping")]
 
 
@@ -233,17 +233,17 @@ def test_the_hubs_own_messages(spark: SparkSession, tmp_path: Path) -> None:
     ]
     write(tmp_path / "lake", "messages", pa.Table.from_pylist(rows, schema=MESSAGES))
     made = make(spark, tmp_path, tmp_path / "lake")
-    found = sorted((row["id"], row["intact"]) for row in made.rows("silver/messages"))
+    found = sorted((row["message_id"], row["intact"]) for row in made.rows("silver/messages"))
     assert found == [(10, True), (11, False)]
 
 
 def test_a_damaged_capture_is_reported_in_a_line(spark: SparkSession, tmp_path: Path) -> None:
     file = tmp_path / "a.pcap"
-    talk = Traffic(protocols=("emp",), messages=2).conversation(0, "emp")
+    talk = SampleTraffic(protocols=("emp",), messages=2).conversation(0, "emp")
     write_pcap(file, packets(talk))
     file.write_bytes(file.read_bytes() + b"\xff" * 40)
     batch = BatchJob(inputs=find_inputs([str(file)]), output=str(tmp_path / "out"))
-    with pytest.raises(PipelineError, match=r"a\.pcap is damaged at byte \d+$"):
+    with pytest.raises(PipelineError, match=r"a\.pcap is damaged at byte \d+; .+$"):
         run_batch(spark, batch, quiet=True)
 
 
@@ -316,7 +316,9 @@ def crosswire(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    size = Traffic(protocols=("epoxy",), connections=1, messages=5).write_tap(tmp_path / "lake")
+    size = SampleTraffic(protocols=("epoxy",), connections=1, messages=5).write_tap(
+        tmp_path / "lake"
+    )
     done = crosswire(
         *("run", "--input", tmp_path / "lake", "--output", tmp_path / "out", "--json"),
         *("--tables", "frames", "accounting", "--master", "local[1]"),
@@ -341,6 +343,11 @@ def test_the_command(tmp_path: Path) -> None:
         (("run", "--input", "x", "--output", "o", "--tables", "nope"), 2, "invalid choice"),
         (("run", "--input", "x", "--output", "o", "--since", "never"), 2, "'never' is no time"),
         (("run", "--input", "x", "--output", "o", "--conf", "x=1"), 2, "not a Spark setting"),
+        (
+            ("run", "--input", "x", "--output", "o", "--once", "--skip-damaged"),
+            1,
+            "a stream skips nothing",
+        ),
         (
             ("run", "--input", "x", "--output", "o", "--port", "1=nope"),
             2,

@@ -13,12 +13,16 @@ from pathlib import Path
 
 import pyspark
 import pytest
-from benchmarks.traffic import Traffic
 
+import crosswire.pipeline
+from crosswire.lake.files import write
 from crosswire.pipeline.spark import java_home
+from crosswire.testing.traffic import SampleTraffic
+from tests.pipeline.records import Records
 
 CROSSWIRE = Path(sys.executable).parent / "crosswire"
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
+PROGRAM = Path(crosswire.pipeline.__file__).with_name("__main__.py")
 DEPLOY = "org.apache.spark.deploy"
 SMALL_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 WAIT_S = 60.0
@@ -38,7 +42,7 @@ class Node:
             "PYTHONPATH": "",
         }
         # What Python compiles shows where it found it.
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        environment.pop("PYTHONPYCACHEPREFIX", None)
         index = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -90,7 +94,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pat
 
 def test_the_command_on_a_cluster(cluster: tuple[str, Path], tmp_path: Path) -> None:
     url, folder = cluster
-    traffic = Traffic(protocols=("emp", "epoxy"), connections=4, messages=5)
+    traffic = SampleTraffic(protocols=("emp", "epoxy"), connections=4, messages=5)
     size = traffic.write_tap(tmp_path / "lake")
     done = subprocess.run(
         [
@@ -120,3 +124,36 @@ def test_the_command_on_a_cluster(cluster: tuple[str, Path], tmp_path: Path) -> 
             "app-*/*/crosswire/pipeline/sources/__pycache__/decoded.*.pyc"
         )
         assert list(compiled), f"the {worker} worker did nothing"
+
+
+def test_spark_submit_starts_it(cluster: tuple[str, Path], tmp_path: Path) -> None:
+    """In client mode; master and settings are those of spark-submit.
+
+    The input is what a hub recorded: nothing has to be decoded, and compiled before.
+    """
+    url, _ = cluster
+    records = Records()
+    with records.on("c", "emp"):
+        for number in range(3):
+            records.recorded("accepted", payload=b"%d" % number)
+    write(tmp_path / "lake", "messages", records.rows()[1])
+    done = subprocess.run(
+        [
+            *(SPARK_CLASS.with_name("spark-submit"), "--master", url),
+            *("--driver-memory", "512m", "--executor-memory", "600m"),
+            *("--conf", "spark.driver.host=127.0.0.1"),
+            *("--conf", "spark.sql.adaptive.enabled=false"),
+            *("--conf", "spark.sql.codegen.factoryMode=NO_CODEGEN"),
+            *("--conf", f"spark.driver.extraJavaOptions={SMALL_JAVA}"),
+            *("--conf", f"spark.executor.extraJavaOptions={SMALL_JAVA}"),
+            *(PROGRAM, "run", "--json", "--tables", "messages"),
+            *("--input", tmp_path / "lake", "--output", tmp_path / "out"),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"JAVA_HOME": str(java_home()), "PYSPARK_PYTHON": sys.executable},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout)["tables"] == {"silver.messages": 3}
+    assert "Connecting to master spark://" in done.stderr

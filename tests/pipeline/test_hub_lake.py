@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
 
 from crosswire.client.native.emp import EmpClient
 from crosswire.config import PLAIN_LISTENERS, Config, LakeSettings, TapSettings
@@ -28,7 +27,7 @@ from tests.e2e.parties import (
     Received,
     RelinkParty,
 )
-from tests.pipeline.conftest import Made, make
+from tests.pipeline.conftest import Made
 
 PARTIES: tuple[type[Party], ...] = (EmpParty, EmqpParty, RelinkParty, EpoxyParty, MicroMsg2Party)
 CONFIG = {
@@ -150,12 +149,30 @@ async def refusals(hub: Hub) -> None:
         )
 
 
+async def a_named_subscription(hub: Hub) -> None:
+    """It gets the first message, and is gone when the second comes."""
+
+    async def settle(_: dict[str, Any]) -> None:
+        return None
+
+    async with hub.emp() as producer:
+        async with hub.emp(deliver=settle) as reader:
+            await reader.request("$subscribe", {"destination": "topic/named", "name": "audit"})
+            await producer.request(
+                "$publish",
+                {"destination": "topic/named", "text": "first", "properties": {"tenant": "acme"}},
+            )
+            await hub.until(lambda: "settled" in hub.steps("topic/named"))
+        await publish(producer, "topic/named", "second")
+
+
 async def live(data: Path) -> None:
     async with Hub(data) as hub:
         for kind in PARTIES:
             await pass_through(hub, kind)
         await a_dead_letter(hub)
         await a_lost_consumer(hub)
+        await a_named_subscription(hub)
         await refusals(hub)
 
 
@@ -171,15 +188,6 @@ def spoil(lake: Path) -> None:
             pq.write_table(table.set_column(index, table.schema.field(index), column), file)
             return
     raise AssertionError("the message is not in the lake")
-
-
-@pytest.fixture(scope="module")
-def hub_lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    folder = tmp_path_factory.mktemp("hub")
-    asyncio.run(live(folder / "data"))
-    spoil(folder / "data" / "lake")
-    wanted = frozenset({"deliveries", "reconciliation"})
-    return make(spark, folder, folder / "data", late_us=600_000_000, tables=wanted)
 
 
 def of(rows: list[dict[str, Any]], destination: str) -> list[dict[str, Any]]:
@@ -232,7 +240,7 @@ def test_a_dead_letter_was_refused_and_is_kept(hub_lake: Made) -> None:
     assert (row["outcome"], row["attempts"], row["refusals"]) == ("dead", 2, 2)
     assert (row["on_wire"], row["lost"], row["doubled"]) == (2, False, False)
     (letter,) = of(hub_lake.rows("open/deliveries"), "queue/poison/dead")
-    assert (letter["origin"], letter["outcome"]) == (row["id"], "waiting")
+    assert (letter["origin"], letter["outcome"]) == (row["message_id"], "waiting")
 
 
 def test_a_lost_consumer_may_have_done_it_already(hub_lake: Made) -> None:

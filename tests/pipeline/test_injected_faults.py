@@ -160,7 +160,7 @@ def rename(lake: Path, target: Path, node: str) -> None:
     for table in TABLES:
         rows = pa.concat_tables([pq.ParquetFile(file).read() for file in files(lake, table)])
         rows = rows.set_column(0, rows.schema.field(0), pa.array([node] * len(rows)))
-        size = -(-len(rows) // 7)
+        size = -(-len(rows) // 4)
         for start in range(0, len(rows), size):
             write(target, table, rows.slice(start, size).cast(SCHEMAS[table]))
 
@@ -241,7 +241,7 @@ def test_deliveries_name_the_range_that_is_missing(
     made: Made, lakes: dict[str, Path], name: str
 ) -> None:
     rows = of(made, "gold/deliveries", name)
-    (hole,) = (row for row in rows if row["id"] is None)
+    (hole,) = (row for row in rows if row["message_id"] is None)
     assert hole["outcome"] == "unknown" and "of ledger/ are missing" in hole["reason"]
     assert made.summary.findings["uncertain deliveries"] > 0
     # Whatever was accepted has a row, also where only its envelope is left.
@@ -251,7 +251,7 @@ def test_deliveries_name_the_range_that_is_missing(
 def ids_of(made: Made, name: str) -> set[int]:
     """The messages that have a row in gold.deliveries or open.deliveries."""
     tables = ("gold/deliveries", "open/deliveries")
-    return {row["id"] for table in tables for row in of(made, table, name)}
+    return {row["message_id"] for table in tables for row in of(made, table, name)}
 
 
 def stored_ids(lake: Path) -> set[int]:
@@ -262,8 +262,10 @@ def stored_ids(lake: Path) -> set[int]:
     }
 
 
-def test_what_is_newer_than_the_ledger_is_unknown(made: Made) -> None:
-    rows = of(made, "gold/deliveries", "newest-ledger")
+def test_what_is_newer_than_the_ledger_is_unknown(made: Made, lakes: dict[str, Path]) -> None:
+    name = "newest-ledger"
+    assert ids_of(made, "clean") & stored_ids(lakes[name]) <= ids_of(made, name)
+    rows = of(made, "gold/deliveries", name)
     assert {row["reason"] for row in rows if row["outcome"] == "unknown"} == {
         "the ledger ends before it"
     }
@@ -271,7 +273,7 @@ def test_what_is_newer_than_the_ledger_is_unknown(made: Made) -> None:
 
 def test_a_payload_that_was_changed_in_the_lake(made: Made) -> None:
     damaged = [row for row in of(made, "gold/deliveries", "payload-in-lake") if not row["intact"]]
-    assert damaged and all(row["intact"] is False or row["id"] for row in damaged)
+    assert damaged and all(row["intact"] is False or row["message_id"] for row in damaged)
     assert made.summary.findings["damaged"] >= 1
 
 
@@ -306,3 +308,31 @@ def first_page(file: Path) -> int:
     names = metadata.schema.names
     column = metadata.row_group(0).column(names.index("id" if "id" in names else "data"))
     return int(column.data_page_offset + column.total_compressed_size - 4)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_input_that_is_given_by_url_is_checked_too(
+    spark: SparkSession, lakes: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    folders = [f"file://{lakes[name]}/{table}" for table in TABLES]
+    batch = BatchJob(find_inputs(folders), str(tmp_path / "out"))
+    with pytest.raises(InvalidInput, match="--skip-damaged"):
+        run_batch(spark, batch, quiet=True)
+
+
+def test_holes_are_found_by_url_too(
+    spark: SparkSession, lakes: dict[str, Path], made: Made, tmp_path: Path
+) -> None:
+    name = "ledger-thinned"
+    folders = [f"file://{lakes[name]}/{table}" for table in TABLES]
+    batch = BatchJob(
+        find_inputs(folders),
+        str(tmp_path / "out"),
+        tables=frozenset({"deliveries", "reconciliation"}),
+        late_us=600_000_000,
+        skip_damaged=True,
+    )
+    found = Made(tmp_path / "out", run_batch(spark, batch, quiet=True))
+    assert verdicts(found, name) == verdicts(made, name)
+    (note,) = (note for note in found.summary.notes if f"of node {name}," in note)
+    assert note in made.summary.notes

@@ -35,6 +35,7 @@ from crosswire.pipeline.report.histogram import (
 from crosswire.pipeline.report.plots import _decades, _scale
 from crosswire.pipeline.report.table_reader import Highest, ReportTables, Tally
 from crosswire.pipeline.tables import histogram
+from crosswire.pipeline.tables.catalog import HISTOGRAM, entry
 from crosswire.pipeline.tables.names import ACCOUNT_PARTS, VERDICTS
 from tests.pipeline.conftest import Made
 
@@ -43,59 +44,24 @@ START = 1_790_000_040_000_000
 MINUTE = 60_000_000
 EVIL = "queue/</td><script>alert('x')</script><img src=x onerror=alert(1)>\"'&\u202e\x00"
 
-INT = pa.int64()
-HISTOGRAM = pa.list_(pa.struct([("bucket", pa.int32()), ("count", INT)]))
-
-
-def schema(texts: str, numbers: str = "", flags: str = "", **more: pa.DataType) -> pa.Schema:
-    """Columns by their names, as Spark writes them."""
-    kinds = {pa.string(): texts, INT: numbers, pa.bool_(): flags}
-    named = [(name, kind) for kind, names in kinds.items() for name in names.split()]
-    return pa.schema([*named, *more.items()])
-
-
-SCHEMAS = {
-    "gold/traffic": schema(
-        "protocol destination leg",
-        "minute messages sends publishes requests responses bytes errors latency_max_us",
-        histogram=HISTOGRAM,
-    ),
-    "gold/conversations": schema(
-        "node connection direction protocol destination leg correlation outcome",
-        "asked answered latency_us request_bytes response_bytes",
-    ),
-    "gold/sessions": schema(
-        "session protocol connector_address acceptor_address ended error",
-        "connections opened last handshake_us messages_forward messages_backward bytes_forward "
-        "bytes_backward gap_bytes violations",
-        "late",
-        acceptor_port=pa.int32(),
-    ),
-    "gold/topology": schema("source target protocol kind destination", "messages bytes"),
-    "gold/accounting": schema(
-        "node connection direction protocol", " ".join(("seen", *ACCOUNT_PARTS, "missing"))
-    ),
-    "silver/violations": schema(
-        "node connection direction protocol error reason", "offset length time"
-    ),
-    "silver/directions": schema(
-        "node connection direction connector_address acceptor_address", acceptor_port=pa.int32()
-    ),
-    "silver/messages": schema(
-        "protocol destination kind status", "time payload_length", flags="intact"
-    ),
-    "gold/deliveries": schema(
-        "node destination connection protocol producer_protocol outcome detail",
-        "id accepted delivered latency_us attempts",
-        "late lost doubled intact",
-    ),
-    "gold/reconciliation": schema(
-        "node connection protocol destination kind way verdict", "id time"
-    ),
+KINDS = {
+    "string": pa.string(),
+    "bigint": pa.int64(),
+    "int": pa.int32(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "binary": pa.binary(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "map<string,string>": pa.map_(pa.string(), pa.string()),
+    HISTOGRAM: pa.list_(pa.struct([("bucket", pa.int32()), ("count", pa.int64())])),
 }
-SCHEMAS["open/sessions"] = SCHEMAS["gold/sessions"]
-SCHEMAS["open/conversations"] = SCHEMAS["gold/conversations"]
-SCHEMAS["open/deliveries"] = SCHEMAS["gold/deliveries"]
+
+
+def schema(name: str) -> pa.Schema:
+    """The columns of a table, as Spark writes them."""
+    columns = entry(name.replace("/", ".")).columns
+    return pa.schema([(column.name, KINDS[column.type]) for column in columns])
+
 
 Rows = list[dict[str, Any]]
 
@@ -106,7 +72,7 @@ def put(root: Path, name: str, rows: Rows) -> None:
     folder.mkdir(parents=True)
     (folder / "_SUCCESS").touch()
     for part in range(2):
-        table = pa.Table.from_pylist(rows[part::2], schema=SCHEMAS[name])
+        table = pa.Table.from_pylist(rows[part::2], schema=schema(name))
         pq.write_table(table, folder / f"part-{part}.parquet")
 
 
@@ -117,7 +83,7 @@ def traffic_rows(minutes: int) -> Rows:
     random = Random(7)
     return [
         {
-            "minute": START + minute * MINUTE,
+            "time": START + minute * MINUTE,
             "protocol": protocol,
             "destination": destination,
             "leg": "caller",
@@ -147,7 +113,7 @@ def conversation(number: int, **more: Any) -> dict[str, Any]:
         "destination": "service/price",
         "leg": "caller",
         "correlation": str(number),
-        "asked": asked,
+        "time": asked,
         "answered": asked + number * 10,
         "latency_us": number * 10,
         "request_bytes": 100,
@@ -165,8 +131,8 @@ def session(number: int, protocol: str, **more: Any) -> dict[str, Any]:
         "connector_address": f"10.0.0.{number}",
         "acceptor_address": "10.1.0.1",
         "acceptor_port": PEERS[protocol],
-        "opened": START + number * MINUTE,
-        "last": START + (number + 20) * MINUTE,
+        "time": START + number * MINUTE,
+        "last_time": START + (number + 20) * MINUTE,
         "late": False,
         "handshake_us": 500,
         "messages_forward": 10,
@@ -211,7 +177,7 @@ def violation(number: int, reason: str) -> dict[str, Any]:
         "connection": f"c{number}",
         "direction": "backward" if number % 2 else "forward",
         "protocol": "epoxy",
-        "offset": 12,
+        "byte_offset": 12,
         "length": 8,
         "time": START + number,
         "error": "malformed",
@@ -269,12 +235,12 @@ def write_tables(root: Path, minutes: int = 90) -> Path:
 def put_hub(root: Path) -> None:
     """Tables of what the hub recorded."""
     fixed = {"node": "n", "protocol": "emqp", "producer_protocol": "emp", "connection": "c"}
-    times = {"accepted": START, "delivered": START + 10, "latency_us": 20, "attempts": 1}
+    times = {"time": START, "delivered": START + 10, "latency_us": 20, "attempts": 1}
     fine = {"late": False, "lost": False, "doubled": False, "intact": True, "outcome": "settled"}
     good = {"destination": "queue/jobs", **fixed, **times, **fine}
-    deliveries = [{**good, "id": n} for n in range(50)]
+    deliveries = [{**good, "message_id": n} for n in range(50)]
     lost = {"lost": True, "destination": EVIL, "outcome": "dropped", "detail": EVIL}
-    deliveries.append({**good, **lost, "id": 50, "latency_us": None})
+    deliveries.append({**good, **lost, "message_id": 50, "latency_us": None})
     put(root, "gold/deliveries", deliveries)
     waiting = {
         "protocol": None,
@@ -283,11 +249,11 @@ def put_hub(root: Path) -> None:
         "doubled": True,
         "intact": False,
     }
-    put(root, "open/deliveries", [{**good, **waiting, "id": 51, "latency_us": None}])
+    put(root, "open/deliveries", [{**good, **waiting, "message_id": 51, "latency_us": None}])
     verdicts = ["equal"] * 40 + ["missing on the wire"] * 2 + ["missing in the ledger", "uncertain"]
     passage = {"node": "n", "connection": "c", "protocol": "emqp", "kind": "send", "way": "in"}
     compared = [
-        {**passage, "id": n, "destination": EVIL, "verdict": verdict, "time": START}
+        {**passage, "message_id": n, "destination": EVIL, "verdict": verdict, "time": START}
         for n, verdict in enumerate(verdicts)
     ]
     put(root, "gold/reconciliation", compared)
@@ -466,7 +432,7 @@ def test_buckets_are_those_of_the_pipeline(spark: SparkSession) -> None:
         column, bucket.alias("bucket"), histogram.highest_of(bucket).alias("highest")
     )
     expected = {row.value: (row.bucket, row.highest) for row in rows.collect()}
-    found = dict(zip(values, buckets_of(pa.array(values, INT)).to_pylist(), strict=True))
+    found = dict(zip(values, buckets_of(pa.array(values, pa.int64())).to_pylist(), strict=True))
     assert {value: (b, highest_of(b)) for value, b in found.items()} == expected
     assert all(lowest_of(b) <= value <= highest_of(b) for value, b in found.items())
 
@@ -571,7 +537,7 @@ def test_no_input_is_an_error(tmp_path: Path) -> None:
 
 def test_tables_of_another_make_are_refused(tmp_path: Path) -> None:
     (tmp_path / "gold" / "traffic").mkdir(parents=True)
-    pq.write_table(pa.table({"minute": [START]}), tmp_path / "gold" / "traffic" / "a.parquet")
+    pq.write_table(pa.table({"time": [START]}), tmp_path / "gold" / "traffic" / "a.parquet")
     with pytest.raises(InvalidInput, match=r"gold\.traffic .* has no column 'protocol'"):
         write_report(str(tmp_path), tmp_path / "r.html", made_us=START)
 

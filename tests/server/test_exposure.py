@@ -64,6 +64,30 @@ def test_a_file_with_tokens_that_others_can_read(tmp_path: Path, mode: int) -> N
     assert refuse_exposures(config("emp-tls"), file) == []
 
 
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o622])
+def test_a_file_that_others_can_change(tmp_path: Path, mode: int) -> None:
+    """Whether it has a secret or not: they could make themselves administrators."""
+    file = tmp_path / "crosswire.toml"
+    file.write_text("")
+    file.chmod(mode)
+    with pytest.raises(ConfigError, match="may change it"):
+        refuse_exposures(config("emp-tls", user=CERTIFICATE), file)
+    (warning,) = refuse_exposures(config(user=CERTIFICATE), file)
+    assert (warning.path, warning.is_refused) == ((), False)
+
+
+def test_a_key_of_tls_that_others_can_read(tmp_path: Path) -> None:
+    key = tmp_path / "key.pem"
+    key.write_text("")
+    key.chmod(0o640)
+    tls = TlsFiles(certificate="c.pem", key=str(key))
+    exposed = msgspec.structs.replace(config("emp-tls"), tls=tls)
+    with pytest.raises(ConfigError, match="may read"):
+        refuse_exposures(exposed)
+    key.chmod(0o600)
+    assert refuse_exposures(exposed) == []
+
+
 def test_the_hubs_own_key_is_a_secret_too(tmp_path: Path) -> None:
     file = tmp_path / "crosswire.toml"
     file.write_text("")

@@ -11,7 +11,7 @@ import pytest
 
 from crosswire.access import Access, User
 from crosswire.client.native.emp import EmpClient
-from crosswire.errors import RequestFailed
+from crosswire.errors import ConfigError, RequestFailed
 from crosswire.server.server import Server
 from tests.gateways.conftest import StartServer
 from tests.gateways.test_ownership import TOKENS, USERS, Over, over_emp, over_epoxy, over_micromsg2
@@ -111,6 +111,58 @@ async def test_services_end_with_the_right_to_serve(start_server: StartServer) -
         assert server.hub.is_served("service/add")
         reload(server, ANNA)
         await until(lambda: not server.hub.is_served("service/add"))
+
+
+async def test_a_schedule_does_not_fire_without_the_right_to_send(
+    start_server: StartServer,
+) -> None:
+    server = await start_server(users=USERS)
+    async with EmpClient("127.0.0.1", server.listeners["emp"].address.port) as client:
+        await client.request("$authenticate", {"token": TOKENS["anna"]})
+        asked = {"destination": "queue/q", "text": "x", "interval_s": 0.1}
+        await client.request("$schedule", asked)
+        await until(lambda: server.hub.queue("queue/q").length > 1)
+    queue, schedules = server.hub.queue("queue/q"), server.hub.schedules
+    for users in ((BERT,), (msgspec.structs.replace(ANNA, produce=()),)):
+        reload(server, *users)
+        length, failed = queue.length, schedules.failed
+        await until(lambda failed=failed: schedules.failed > failed)
+        assert queue.length == length
+        reload(server, ANNA)
+        await until(lambda length=length: queue.length > length)
+
+
+async def test_who_is_unknown_when_there_are_users_has_to_come_again(
+    start_server: StartServer,
+) -> None:
+    """Also one that uses nothing at the moment: it would not have to identify itself at all."""
+    server = await start_server()
+    async with EmpClient("127.0.0.1", server.listeners["emp"].address.port) as client:
+        await client.request("$echo", {})
+        before = set(server.context.gateways)
+        reload(server, ANNA)
+        await until(lambda: not before & set(server.context.gateways))
+        assert server.context.counters["revoked", "emp"] == 1
+
+
+async def test_the_last_user_can_not_be_removed(start_server: StartServer) -> None:
+    server = await start_server(users=USERS)
+    with pytest.raises(ConfigError, match="every peer would have all rights"):
+        reload(server)
+    assert not server.context.access.open
+
+
+async def test_a_peer_with_a_subscription_can_not_become_another_user(
+    start_server: StartServer,
+) -> None:
+    """It would keep what it has when the first user's rights are taken away."""
+    server = await start_server(users=USERS)
+    async with EmpClient("127.0.0.1", server.listeners["emp"].address.port) as client:
+        await client.request("$authenticate", {"token": TOKENS["anna"]})
+        await client.request("$authenticate", {"token": TOKENS["bert"]})
+        await client.request("$subscribe", {"destination": "queue/q"})
+        with pytest.raises(RequestFailed, match="another user's"):
+            await client.request("$authenticate", {"token": TOKENS["anna"]})
 
 
 def test_credentials_that_are_lost() -> None:

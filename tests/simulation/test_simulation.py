@@ -43,7 +43,9 @@ def test_a_seed_does_the_same_in_every_process() -> None:
     assert len(outputs) == 1
 
 
-@pytest.mark.parametrize("seed", range(1, 13))
+@pytest.mark.parametrize(
+    "seed", [*range(1, 7), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(7, 60))]
+)
 def test_seeds_keep_all_invariants(seed: int) -> None:
     outcome = run_seed(seed)
     assert outcome.violations == []
@@ -63,7 +65,6 @@ def test_a_failing_seed_is_shrunk() -> None:
         Fault("slow network", 1.0, 0.5, 0.5),
         Fault("sync error", 2.0, 3.0, 0.9),
         Fault("power cut", 3.0, 1.0, 0.5),
-        Fault("pause", 8.0, 0.5, 0.5),
     ]
     with plant(next(bug for bug in BUGS if bug.name == "swallow a sync error")):
         failed = run_seed(1, plan)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.store.crash import crash
 
 
-def test_a_killed_hub_keeps_its_promise(tmp_path: Path) -> None:
-    tally = crash(10, seed=20, power=False, directory=tmp_path)
+@pytest.mark.parametrize(
+    ("rounds", "seed"), [(5, 20), pytest.param(50, 22, marks=pytest.mark.long)]
+)
+@pytest.mark.parametrize("power", [False, True], ids=["kill", "power cut"])
+def test_a_hub_that_crashes_keeps_its_promise(
+    tmp_path: Path, power: bool, rounds: int, seed: int
+) -> None:
+    tally = crash(rounds, seed=seed, power=power, directory=tmp_path)
     print(tally)
-    assert tally.rounds == 10 and tally.acknowledged > 0 and tally.settled > 0
-    assert tally.kept_promise, str(tally)
-
-
-def test_a_power_cut_keeps_its_promise(tmp_path: Path) -> None:
-    tally = crash(5, seed=21, power=True, directory=tmp_path)
-    print(tally)
-    assert tally.rounds == 5 and tally.acknowledged > 0 and tally.settled > 0
+    assert tally.rounds == rounds and tally.acknowledged > 0 and tally.settled > 0
     assert tally.kept_promise, str(tally)

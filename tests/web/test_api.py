@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
+import msgspec
 import pytest
 
 from crosswire.client.native.emp import EmpClient
@@ -13,7 +15,8 @@ from crosswire.envelope import PROPERTIES
 from crosswire.errors import RequestFailed
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.policies import QueuePolicy, TopicPolicy
-from crosswire.web.api import OPERATIONS, openapi
+from crosswire.web.api import OPERATIONS
+from crosswire.web.openapi import openapi
 from tests.web.conftest import StartWeb, Taker, WebHub, bury
 
 
@@ -71,7 +74,10 @@ async def test_queues_are_listed_with_what_waits_in_them(web: WebHub) -> None:
         ("a", 1, 0, 0),
         ("b", 2, 1, 1),
     ]
-    assert [each["name"] for each in (await web.get("/v1/queues", after="a"))["queues"]] == ["b"]
+    first = await web.get("/v1/queues", limit=1)
+    second = await web.get("/v1/queues", cursor=first["next"])
+    assert [each["name"] for each in second["queues"]] == ["b"]
+    assert second["next"] == ""
 
 
 async def test_a_peek_tells_who_holds_a_message(web: WebHub) -> None:
@@ -94,7 +100,7 @@ async def test_a_long_payload_is_cut_in_a_peek(web: WebHub) -> None:
 async def test_purging_leaves_what_consumers_hold(web: WebHub) -> None:
     await web.produce("queue/b", "1", "2", "3")
     Taker(web, "queue/b", does="hold", window=1)
-    assert await web.post("/v1/queues/b/purge", {}) == {"purged": 2}
+    assert await web.post("/v1/queues/b/purge", {}) == {"purged": 2, "matched": 3, "dry_run": False}
     assert (await web.get("/v1/queues/b"))["length"] == 1
 
 
@@ -137,7 +143,12 @@ async def test_topics_and_named_subscriptions(start_web: StartWeb) -> None:
     assert (subscription["pattern"], subscription["held"]) == ("+", 1)
     assert await code_of(web.delete("/v1/subscriptions/mine")) == "conflict"
     attached.close(now)
-    assert await web.delete("/v1/subscriptions/mine") == {"removed": "mine"}
+    assert await web.delete("/v1/subscriptions/mine") == {
+        "removed": "mine",
+        "lag_messages": 1,
+        "lag_is_exact": True,
+        "dead_letters": 0,
+    }
 
 
 # Connections, services, state.
@@ -204,8 +215,8 @@ async def test_dead_letters_are_listed_and_shown(web: WebHub) -> None:
     assert [(each["queue"], each["length"]) for each in queues] == [("q", 2)]
     listed = await web.get("/v1/dead/letters", queue="q", limit=1)
     assert [each["id"] for each in listed["letters"]] == [first]
-    listed = await web.get("/v1/dead/letters", queue="queue/q/dead", after=listed["next"])
-    assert ([each["id"] for each in listed["letters"]], listed["next"]) == ([second], 0)
+    listed = await web.get("/v1/dead/letters", queue="queue/q/dead", cursor=listed["next"])
+    assert ([each["id"] for each in listed["letters"]], listed["next"]) == ([second], "")
     shown = await web.get(f"/v1/dead/letters/{first}", queue="q")
     assert (shown["origin"], shown["cause"]) == ("queue/q", "can't")
     assert [each["connection"] for each in shown["attempts"]] == ["taker-1"]
@@ -335,7 +346,30 @@ async def test_the_document_describes_every_operation(web: WebHub) -> None:
     assert document == json.loads(json.dumps(openapi()))
     paths = document["paths"].values()
     described = {each["operationId"] for path in paths for each in path.values()}
-    assert described == {operation.name for operation in OPERATIONS}
+    plain = {"healthz", "readyz", "metrics", "openapi"}
+    assert described == {operation.name for operation in OPERATIONS} | plain
+    for name, schema in document["components"]["schemas"].items():
+        for field, described_field in schema.get("properties", {}).items():
+            assert described_field.get("description"), f"{name}.{field} is not described"
+            assert "examples" in described_field, f"{name}.{field} has no example"
+    for path in paths:
+        for operation in path.values():
+            assert operation["description"] and operation["tags"]
+            for parameter in operation["parameters"]:
+                assert parameter["description"], (operation["operationId"], parameter["name"])
+
+
+def test_the_examples_of_the_document_are_valid() -> None:
+    for operation in OPERATIONS:
+        described = openapi()["paths"][re.sub(r"{(\w+):\w+}", r"{\1}", operation.path)]
+        content = described[operation.method.lower()]["responses"]["200"]["content"]
+        if operation.answer is not None:
+            example = content["application/json"]["example"]
+            msgspec.json.decode(json.dumps(example), type=operation.answer)
+        if operation.body is not None:
+            body = described[operation.method.lower()]["requestBody"]["content"]
+            example = body["application/json"]["example"]
+            msgspec.json.decode(json.dumps(example), type=operation.body)
 
 
 def test_every_reference_of_the_document_leads_somewhere() -> None:

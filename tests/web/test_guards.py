@@ -184,9 +184,14 @@ async def test_what_was_asked_before_a_stop_is_answered(start_web: StartWeb) -> 
 async def test_damage_is_shown_until_it_is_acknowledged(start_web: StartWeb) -> None:
     web = await start_web(users=(ROOT, ANNA))
     web.server.hub.store.report_damage("record", "message 7 of queue/a is damaged")
-    status, body = await web.ask("GET /readyz HTTP/1.1\nhost: localhost")
-    assert status == 200, "all that is intact is served"
-    assert b'"damaged"' in body and b"message 7 of queue/a" in body
+    request = "GET /readyz HTTP/1.1\nhost: localhost"
+    for token in ("", ANNA.token, ROOT.token):
+        sign_in = f"\nauthorization: Bearer {token}" if token else ""
+        status, body = await web.ask(request + sign_in)
+        assert status == 200, "all that is intact is served"
+        assert b'"damaged"' in body
+        # Who may not observe learns nothing of what there is.
+        assert (b"queue/a" in body) == (token == ROOT.token)
     state = await web.get("/v1/state", token=ROOT.token)
     assert state["damaged"] and state["damage"] == ["message 7 of queue/a is damaged"]
     (entry,) = (await web.get("/v1/damage", token=ROOT.token))["damage"]

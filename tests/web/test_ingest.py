@@ -126,7 +126,7 @@ async def test_every_column_reaches_its_field(web: WebHub) -> None:
         "c",
         "queue/r",
         "image/png",
-        int(expires.timestamp() * 1e6),
+        "2040-01-01T00:00:00Z",
         "ingest/job",
     ]
     left = ("content_type", "size_bytes")
@@ -214,7 +214,7 @@ async def test_producers_are_listed_and_forgotten(web: WebHub) -> None:
     assert staged["size_bytes"] == listed["staged_bytes"] > 0
     assert await web.delete("/v1/ingest/job") == {"removed": "job"}
     listed = await web.get("/v1/ingest")
-    assert listed == {"producers": [], "staged": [], "staged_bytes": 0}
+    assert listed == {"producers": [], "staged": [], "staged_bytes": 0, "next": ""}
     assert (await failure_of(web.delete("/v1/ingest/job")))[0] == "not_found"
 
 

@@ -84,7 +84,8 @@ async def test_lists(web: WebHub) -> None:
     }
     assert await names(web, ROOT) == everything
     assert await names(web, WATCH) == everything
-    assert await names(web, ANNA) == everything | {"queues": ["anna/q"], "services": ["sums"]}
+    own = {"queues": ["anna/q"], "services": ["sums"], "schedules": []}
+    assert await names(web, ANNA) == everything | own
     assert await names(web, BERT) == {
         "queues": ["bert"],
         "topics": [],
@@ -139,11 +140,15 @@ async def test_a_trace_without_contents(web: WebHub) -> None:
 
 
 async def test_a_schedule_without_contents(web: WebHub) -> None:
-    for user, is_hidden in ((ROOT, False), (WATCH, True), (ANNA, False)):
+    for user, is_hidden in ((ROOT, False), (WATCH, True)):
         shown = await web.get("/v1/schedules/s", token=user.token)
         assert shown["message"].get("hidden", False) == is_hidden
         assert (SECRET in str(shown)) != is_hidden
-    assert (await refusal(web.get("/v1/schedules/s", token=BERT.token))).code == "not_found"
+    for user in (ANNA, BERT):
+        # Another user's, even where it sends to what this one may produce to and consume.
+        refused = await refusal(web.get("/v1/schedules/s", token=user.token))
+        unknown = await refusal(web.get("/v1/schedules/t", token=user.token))
+        assert (refused.code, str(refused)) == ("not_found", str(unknown).replace("'t'", "'s'"))
 
 
 @pytest.mark.parametrize("kind", ["queues", "topics"])

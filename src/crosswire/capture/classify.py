@@ -13,6 +13,7 @@ from crosswire.wire.registry import sniff
 from crosswire.wire.runs import DATA
 
 __all__ = [
+    "EPHEMERAL_PORTS",
     "TLS",
     "Classified",
     "Classifier",
@@ -25,6 +26,10 @@ __all__ = [
 
 TLS: Final = "tls"
 """Stands for the protocol of connections that are encrypted, so that their frames can't be read."""
+
+EPHEMERAL_PORTS: Final = range(32_768, 65_536)
+"""From which systems take the ports of clients: Linux from the lower end, others from the middle.
+Some of our listeners have a port there too."""
 
 _SNIFF_BYTES: Final = 256
 """A connection whose protocol is not found in so few bytes stays without one."""
@@ -58,6 +63,19 @@ class PortMap:
     def ports(self) -> set[int]:
         """The ports whose protocol is known."""
         return {*_listeners(), *self.configured}
+
+    def may_be_client(self, port: int) -> bool:
+        """Whether a client may have been given this port, though it may be a listener's too. A
+        configured one is a listener's."""
+        return port in EPHEMERAL_PORTS and port not in self.configured
+
+    def accepts_at(self, port: int, other: int) -> bool:
+        """Whether the end with this port probably accepted a connection whose opening was not
+        captured: its protocol is known, and if clients have such ports, the other end's port is
+        theirs too."""
+        if self.protocol_at(port).protocol is None:
+            return False
+        return not self.may_be_client(port) or self.may_be_client(other)
 
     def protocol_at(self, port: int) -> DetectedProtocol:
         """The protocol of a server's port, both fields None if it is not known."""
@@ -181,8 +199,9 @@ def _decide(
     at_backward = ports.protocol_at(backward_port)
     at_forward = ports.protocol_at(forward_port)
     if opener is None:
-        if at_backward.protocol or at_forward.protocol:
-            opener = at_backward.protocol is not None
+        accepts = ports.accepts_at(backward_port, forward_port)
+        if accepts or ports.accepts_at(forward_port, backward_port):
+            opener = accepts
         else:
             # Clients get their ports from the upper range.
             opener = forward_port >= backward_port

@@ -37,7 +37,7 @@ class _Datagram:
     """Fragments by offset; `first` is the header of the fragment with offset 0, `total` the length
     of the whole, which only the last fragment reveals."""
 
-    __slots__ = ("first", "held", "parts", "started", "total")
+    __slots__ = ("captured", "count", "first", "held", "parts", "started", "total")
 
     def __init__(self, started: int) -> None:
         self.started = started
@@ -45,6 +45,8 @@ class _Datagram:
         self.parts: dict[int, bytes] = {}
         self.held = 0
         self.total: int | None = None
+        self.count = 0
+        self.captured = 0
 
 
 class Fragments:
@@ -57,6 +59,8 @@ class Fragments:
 
     def __init__(self) -> None:
         self._open: dict[tuple[bytes, bytes], _Datagram] = {}
+        self.last_joined = (0, 0)
+        """How many fragments made the last packet, and the sum of their `captured_bytes`."""
 
     def open(self, now_ns: int) -> int:
         """The number of datagrams that are incomplete at this time."""
@@ -64,9 +68,10 @@ class Fragments:
             del self._open[key]
         return len(self._open)
 
-    def add(self, packet: bytes, time_ns: int) -> bytes | None:
+    def add(self, packet: bytes, time_ns: int, captured_bytes: int = 0) -> bytes | None:
         """The packet that this fragment completes, as if it had never been cut, else None. Both
-        begin with the IP header."""
+        begin with the IP header. `captured_bytes` is what the capture has of this one, with the
+        headers before IP."""
         if packet[0] >> 4 == 4:
             header = (packet[0] & 15) * 4
             end = _u16(packet, IPV4_LENGTH)
@@ -91,6 +96,8 @@ class Fragments:
             if self.open(time_ns) >= _MOST_OPEN:
                 self._open.pop(next(iter(self._open)))
             datagram = self._open[key] = _Datagram(time_ns)
+        datagram.count += 1
+        datagram.captured += captured_bytes
         part = packet[header:end]
         # The first of several with the same offset counts, as in the reassembly of TCP.
         if offset not in datagram.parts:
@@ -109,6 +116,7 @@ class Fragments:
         if body is None:
             return None
         del self._open[key]
+        self.last_joined = datagram.count, datagram.captured
         return _unfragmented(datagram.first, body)
 
 

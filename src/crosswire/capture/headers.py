@@ -41,6 +41,8 @@ __all__ = [
     "is_capture",
     "is_compressed",
     "open_capture",
+    "refused",
+    "truncated",
 ]
 
 _INTERFACE_OPTIONS: Final = 8
@@ -119,13 +121,25 @@ def damaged(path: str, position: int) -> InvalidInput:
     return InvalidInput(f"{path} is damaged at byte {position}")
 
 
+def truncated(path: str, position: int) -> InvalidInput:
+    """The error for a record that the file ends in, as a killed capture program leaves it."""
+    return InvalidInput(f"{path} ends in the middle of a record, at byte {position}")
+
+
+def refused(fault: InvalidInput) -> InvalidInput:
+    """The error for a fault after which nobody asked to go on."""
+    return InvalidInput(f"{fault}; --skip-damaged reads what precedes it")
+
+
 def describe_file(head: bytes, path: str) -> tuple[CaptureLayout, int]:
     """The layout that a file's first FILE_HEADER_BYTES describe, and where the first record or
     block begins. Raises InvalidInput for what is no capture, or has packets of an unknown kind."""
     if head.startswith(SECTION_MAGIC):
         # Its first block is the section header, which is read as every later one.
         return CaptureLayout(ng=True, little=True), 0
-    if head[:MAGIC_BYTES] not in CLASSIC_MAGICS or len(head) < FILE_HEADER_BYTES:
+    if head[:MAGIC_BYTES] in CLASSIC_MAGICS and len(head) < FILE_HEADER_BYTES:
+        raise truncated(path, 0)
+    if head[:MAGIC_BYTES] not in CLASSIC_MAGICS:
         raise InvalidInput(f"{path} is no capture file: neither pcap nor pcapng")
     little, nanoseconds = CLASSIC_MAGICS[head[:MAGIC_BYTES]]
     layout = CaptureLayout(ng=False, little=little, nanoseconds=nanoseconds)

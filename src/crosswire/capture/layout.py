@@ -124,10 +124,20 @@ ETHERTYPES_IP: Final = (ETHERTYPE_IPV4, ETHERTYPE_IPV6)
 ETHERTYPES_VLAN: Final = (0x8100, 0x88A8, 0x9100)
 """Each is followed by a tag of 2 bytes and another EtherType; tags may be nested."""
 VLAN_TAG_BYTES: Final = 4
+ETHERTYPES_TUNNEL: Final = (0x8847, 0x8848, 0x8863, 0x8864, 0x88E5, 0x88E7)
+"""MPLS, PPPoE, MACsec and provider backbone bridges: what they carry is not read."""
 
 # ----------------------------------------------------------------------------------------- IP
 
 PROTOCOL_TCP: Final = 6
+PROTOCOL_UDP: Final = 17
+PROTOCOL_GRE: Final = 47
+PROTOCOLS_IP: Final = (4, 41)
+"""IPv4 and IPv6 in IP."""
+PROTOCOLS_TUNNEL: Final = (50, 94, 97, 115, 137)
+"""ESP, IP in IP of the other kind, EtherIP, L2TP and MPLS: what they carry is not read."""
+PROTOCOLS_JOINED: Final = (PROTOCOL_TCP, PROTOCOL_GRE, *PROTOCOLS_IP)
+"""Fragments of these are joined. VXLAN forbids them (RFC 7348, 4.3)."""
 
 IPV4_HEADER_BYTES: Final = 20
 """Without options."""
@@ -158,3 +168,33 @@ IPV6_IS_FRAGMENT: Final = 0xFFF9
 IPV6_MORE: Final = 1
 IPV6_OFFSET: Final = 0xFFF8
 """In bytes, since its lowest three bits are none of the offset's."""
+
+# ------------------------------------------------------------------------------------ tunnels
+
+MOST_TUNNELS: Final = 4
+"""Inside each other. A packet of more is left out."""
+
+UDP_HEADER_BYTES: Final = 8
+UDP_TARGET: Final = 2
+VXLAN_PORTS: Final = (4789, 8472)
+"""IANA's, and the default of Linux."""
+UDP_TUNNEL_PORTS: Final = (1701, 2152, 4754, 4790, 6081, 6635)
+"""L2TP, GTP, GRE in UDP, VXLAN GPE, Geneve and MPLS in UDP: what they carry is not read."""
+VXLAN_HEADER_BYTES: Final = 8
+"""Flags 1 · reserved 3 · network 3 · reserved 1, then an Ethernet frame (RFC 7348)."""
+VXLAN_HAS_NETWORK: Final = 8
+"""The flag that every VXLAN packet has."""
+
+GRE_HEADER_BYTES: Final = 4
+"""Flags and version 2 · EtherType 2, then 4 bytes for each flag (RFC 2784, RFC 2890)."""
+GRE_CHECKSUM: Final = 0x8000
+GRE_ROUTING: Final = 0x4000
+GRE_KEY: Final = 0x2000
+GRE_SEQUENCE: Final = 0x1000
+GRE_VERSION: Final = 0x0007
+"""0. Version 1 is that of PPTP and carries PPP."""
+GRE_OPTION_BYTES: Final = 4
+GRE_ETHERNET: Final = 0x6558
+GRE_ERSPAN: Final = 0x88BE
+"""A mirrored Ethernet frame: of type II, with a header, where GRE has a sequence number."""
+ERSPAN_HEADER_BYTES: Final = 8

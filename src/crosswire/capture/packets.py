@@ -1,6 +1,7 @@
-"""From a captured packet to the TCP segment in it: link layer, IP, TCP.
+"""From a captured packet to the TCP segment in it: link layer, tunnels, IP, TCP.
 
-The compiled kernels of the pipeline read the same headers for many packets at once; both refer to
+Each function gives a number of `packet_counts` too: why a packet is left out, or SEGMENT. The
+compiled kernels of the pipeline read the same headers for many packets at once; both refer to
 `layout`, and tests compare them.
 """
 
@@ -10,9 +11,20 @@ from typing import NamedTuple
 
 from crosswire.capture import layout, tcp
 from crosswire.capture.flows import IPV4_PREFIX
+from crosswire.capture.packet_counts import (
+    ACKNOWLEDGEMENT,
+    CUT_HEADERS,
+    ENCAPSULATED,
+    FRAGMENT,
+    MALFORMED,
+    NOT_IP,
+    NOT_TCP,
+    SEGMENT,
+    UNREADABLE_LINK_TYPE,
+)
 from crosswire.capture.reassembly import Segment
 
-__all__ = ["FlowSegment", "ip_packet", "is_fragment", "segment_in"]
+__all__ = ["FlowSegment", "innermost_packet", "segment_in"]
 
 
 class FlowSegment(NamedTuple):
@@ -32,35 +44,49 @@ class _IpHeader(NamedTuple):
     is_fragment: bool
 
 
-def ip_packet(data: bytes, link: int) -> bytes | None:
-    """The captured bytes from the IP header on; None if the link layer carries something else."""
-    at = _ip_offset(data, link)
-    return data[at:] if 0 <= at < len(data) else None
+def innermost_packet(data: bytes, link: int) -> tuple[int, bytes]:
+    """The captured bytes from the IP header on that carries TCP, be it inside of tunnels, with
+    SEGMENT, or with FRAGMENT if it has to be joined first; empty with any other number."""
+    for _ in range(layout.MOST_TUNNELS + 1):
+        kind, at = _ip_offset(data, link)
+        if kind != SEGMENT:
+            return kind, b""
+        packet = data[at:]
+        header = _ip_header(packet)
+        if header is None:
+            return MALFORMED if packet[0] >> 4 not in (4, 6) else CUT_HEADERS, b""
+        if header.protocol == layout.PROTOCOL_TCP and not header.is_fragment:
+            return SEGMENT, packet
+        if header.is_fragment:
+            is_joined = header.protocol in layout.PROTOCOLS_JOINED
+            return (FRAGMENT, packet) if is_joined else (NOT_TCP, b"")
+        kind, at, link = _tunnel(packet, header)
+        if kind != SEGMENT:
+            return kind, b""
+        # What follows the packet is no part of what it carries.
+        data = packet[at : header.stop]
+    return ENCAPSULATED, b""
 
 
-def is_fragment(packet: bytes) -> bool:
-    """Whether an IP packet is one of several fragments of a TCP segment."""
+def segment_in(packet: bytes, time_ns: int) -> tuple[int, FlowSegment | None]:
+    """The TCP segment of a packet that `innermost_packet` found; None, with the reason, for headers
+    that are cut or wrong, and for segments that neither carry bytes nor open, end or abort a
+    connection."""
     header = _ip_header(packet)
-    return header is not None and header.is_fragment and header.protocol == layout.PROTOCOL_TCP
-
-
-def segment_in(packet: bytes, time_ns: int) -> FlowSegment | None:
-    """The TCP segment of an IP packet; None for other protocols, fragments, headers that are cut,
-    and segments that neither carry bytes nor open, end or abort a connection."""
-    header = _ip_header(packet)
-    if header is None or header.is_fragment or header.protocol != layout.PROTOCOL_TCP:
-        return None
+    assert header is not None
     at, stop = header.start, header.stop
-    if at + tcp.HEADER_BYTES > min(len(packet), stop):
-        return None
+    if at + tcp.HEADER_BYTES > stop:
+        return MALFORMED, None
+    if at + tcp.HEADER_BYTES > len(packet):
+        return CUT_HEADERS, None
     body = at + (packet[at + tcp.SIZE_AT] >> 4) * 4
     if body < at + tcp.HEADER_BYTES or body > stop:
-        return None
+        return MALFORMED, None
     flags, length = packet[at + tcp.FLAGS_AT] & tcp.FLAGS, stop - body
     # Captures are full of bare acknowledgements, which carry nothing of the sender's own direction.
     # They are cumulative: a later segment with bytes repeats what they acknowledge.
     if not length and not flags & (tcp.SYN | tcp.FIN | tcp.RST):
-        return None
+        return ACKNOWLEDGEMENT, None
     sender, receiver = _addresses(packet)
     sender, receiver = sender + packet[at : at + 2], receiver + packet[at + 2 : at + 4]
     forward = sender <= receiver
@@ -73,13 +99,13 @@ def segment_in(packet: bytes, time_ns: int) -> FlowSegment | None:
         length,
         packet[body:stop],
     )
-    return FlowSegment(sender + receiver if forward else receiver + sender, segment)
+    return SEGMENT, FlowSegment(sender + receiver if forward else receiver + sender, segment)
 
 
-def _ip_offset(data: bytes, link: int) -> int:
-    """-1 if there is no IP."""
+def _ip_offset(data: bytes, link: int) -> tuple[int, int]:
+    """Where IP begins, with SEGMENT; else why it does not."""
     if link in (layout.LINK_NULL, layout.LINK_LOOP):
-        return layout.LOOPBACK_IP
+        return (SEGMENT if len(data) > layout.LOOPBACK_IP else CUT_HEADERS), layout.LOOPBACK_IP
     if link == layout.LINK_ETHERNET:
         at, ip = layout.ETHERNET_TYPE, layout.ETHERNET_TYPE + 2
     elif link == layout.LINK_COOKED:
@@ -87,14 +113,67 @@ def _ip_offset(data: bytes, link: int) -> int:
     elif link == layout.LINK_COOKED_2:
         at, ip = layout.COOKED_2_TYPE, layout.COOKED_2_IP
     elif link in layout.LINKS:
-        return 0
+        return (SEGMENT if data else CUT_HEADERS), 0
     else:
-        return -1
+        return UNREADABLE_LINK_TYPE, 0
+    if at + 2 > len(data):
+        return CUT_HEADERS, 0
     kind = int.from_bytes(data[at : at + 2])
-    while kind in layout.ETHERTYPES_VLAN and ip + layout.VLAN_TAG_BYTES <= len(data):
+    while kind in layout.ETHERTYPES_VLAN:
+        if ip + layout.VLAN_TAG_BYTES > len(data):
+            return CUT_HEADERS, 0
         kind = int.from_bytes(data[ip + 2 : ip + 4])
         ip += layout.VLAN_TAG_BYTES
-    return ip if kind in layout.ETHERTYPES_IP else -1
+    if kind in layout.ETHERTYPES_IP:
+        return (SEGMENT if ip < len(data) else CUT_HEADERS), ip
+    return (ENCAPSULATED if kind in layout.ETHERTYPES_TUNNEL else NOT_IP), 0
+
+
+def _tunnel(packet: bytes, header: _IpHeader) -> tuple[int, int, int]:
+    """Where the packet begins that this one carries, and its link type, with SEGMENT; else why
+    there is none that can be read."""
+    protocol, at = header.protocol, header.start
+    end = min(len(packet), header.stop)
+    if protocol in layout.PROTOCOLS_IP:
+        return SEGMENT, at, layout.LINK_RAW
+    if protocol == layout.PROTOCOL_GRE:
+        return _inside_gre(packet, at, end)
+    if protocol == layout.PROTOCOL_UDP:
+        return _inside_udp(packet, at, end)
+    if protocol in layout.IPV6_EXTENSIONS and packet[0] >> 4 == 6:
+        return CUT_HEADERS, 0, 0
+    return (ENCAPSULATED if protocol in layout.PROTOCOLS_TUNNEL else NOT_TCP), 0, 0
+
+
+def _inside_gre(packet: bytes, at: int, end: int) -> tuple[int, int, int]:
+    if at + layout.GRE_HEADER_BYTES > end:
+        return CUT_HEADERS, 0, 0
+    flags, kind = int.from_bytes(packet[at : at + 2]), int.from_bytes(packet[at + 2 : at + 4])
+    if flags & (layout.GRE_ROUTING | layout.GRE_VERSION):
+        return ENCAPSULATED, 0, 0
+    at += layout.GRE_HEADER_BYTES
+    for option in (layout.GRE_CHECKSUM, layout.GRE_KEY, layout.GRE_SEQUENCE):
+        at += layout.GRE_OPTION_BYTES if flags & option else 0
+    if kind in layout.ETHERTYPES_IP:
+        return SEGMENT, at, layout.LINK_RAW
+    if kind == layout.GRE_ERSPAN and flags & layout.GRE_SEQUENCE:
+        at += layout.ERSPAN_HEADER_BYTES
+    if kind in (layout.GRE_ETHERNET, layout.GRE_ERSPAN):
+        return SEGMENT, at, layout.LINK_ETHERNET
+    return ENCAPSULATED, 0, 0
+
+
+def _inside_udp(packet: bytes, at: int, end: int) -> tuple[int, int, int]:
+    if at + layout.UDP_HEADER_BYTES > end:
+        return CUT_HEADERS, 0, 0
+    port = int.from_bytes(packet[at + layout.UDP_TARGET : at + layout.UDP_TARGET + 2])
+    at += layout.UDP_HEADER_BYTES
+    if port in layout.VXLAN_PORTS:
+        if at + layout.VXLAN_HEADER_BYTES > end:
+            return CUT_HEADERS, 0, 0
+        if packet[at] & layout.VXLAN_HAS_NETWORK:
+            return SEGMENT, at + layout.VXLAN_HEADER_BYTES, layout.LINK_ETHERNET
+    return (ENCAPSULATED if port in layout.UDP_TUNNEL_PORTS else NOT_TCP), 0, 0
 
 
 def _ip_header(packet: bytes) -> _IpHeader | None:

@@ -18,6 +18,8 @@ from crosswire.capture.headers import (
     describe_block,
     describe_file,
     open_capture,
+    refused,
+    truncated,
 )
 from crosswire.capture.layout import (
     BLOCK_BODY,
@@ -25,6 +27,7 @@ from crosswire.capture.layout import (
     ENHANCED_PACKET_BLOCK,
     FILE_HEADER_BYTES,
     INTERFACE_BLOCK,
+    LINK_RAW,
     MOST_BLOCK_BYTES,
     MOST_CAPTURED_BYTES,
     MOST_DESCRIPTION_BYTES,
@@ -41,7 +44,15 @@ from crosswire.capture.layout import (
     SIMPLE_DATA,
     SIMPLE_PACKET_BLOCK,
 )
-from crosswire.capture.packets import FlowSegment, ip_packet, is_fragment, segment_in
+from crosswire.capture.packet_counts import (
+    CLOCK_STEP,
+    CLOCK_STEP_NS,
+    CUT_PAYLOAD,
+    FRAGMENT,
+    SEGMENT,
+    PacketCounts,
+)
+from crosswire.capture.packets import FlowSegment, innermost_packet, segment_in
 from crosswire.errors import InvalidInput
 
 __all__ = ["CapturedPacket", "nanoseconds", "read_packets", "read_segments"]
@@ -58,51 +69,101 @@ class CapturedPacket(NamedTuple):
     data: bytes
 
 
-def read_segments(path: str) -> Iterator[FlowSegment]:
+def read_segments(
+    path: str, counts: PacketCounts | None = None, *, skip_damaged: bool = False
+) -> Iterator[FlowSegment]:
     """The TCP segments of a capture in the order of the file, fragmented ones when their last
-    fragment was captured. Raises InvalidInput for what is no capture, or damaged."""
-    fragments = Fragments()
-    for packet in read_packets(path):
-        datagram = ip_packet(packet.data, packet.link)
-        if datagram is not None and is_fragment(datagram):
-            datagram = fragments.add(datagram, packet.time_ns)
-        found = None if datagram is None else segment_in(datagram, packet.time_ns)
+    fragment was captured; `counts` shows what became of every packet. Raises InvalidInput as
+    `read_packets` does."""
+    counted, fragments = counts or PacketCounts(), Fragments()
+    before_ns = 0
+    for packet in read_packets(path, counted, skip_damaged=skip_damaged):
+        size = len(packet.data)
+        if before_ns - packet.time_ns > CLOCK_STEP_NS:
+            counted.add(CLOCK_STEP, 0)
+        before_ns = packet.time_ns
+        kind, datagram = innermost_packet(packet.data, packet.link)
+        found = None
+        if kind == SEGMENT:
+            kind, found = segment_in(datagram, packet.time_ns)
+        counted.add(kind, size)
+        if kind == FRAGMENT:
+            found = _joined(fragments, datagram, packet, counted)
         if found is not None:
+            segment = found.segment
+            if segment.length > len(segment.payload):
+                counted.add(CUT_PAYLOAD, segment.length - len(segment.payload))
             yield found
 
 
-def read_packets(path: str) -> Iterator[CapturedPacket]:
-    """All packets of a capture, plain or compressed. Raises InvalidInput.
+def _joined(
+    fragments: Fragments, datagram: bytes, packet: CapturedPacket, counts: PacketCounts
+) -> FlowSegment | None:
+    """The segment that a fragment completes."""
+    whole = fragments.add(datagram, packet.time_ns, len(packet.data))
+    if whole is None:
+        return None
+    # All of its fragments are counted as what the datagram turns out to be.
+    kind, datagram = innermost_packet(whole, LINK_RAW)
+    found = None
+    if kind == SEGMENT:
+        kind, found = segment_in(datagram, packet.time_ns)
+    counts.move(FRAGMENT, kind, *fragments.last_joined)
+    return found
 
-    A last packet that is not whole, as a killed capture program leaves it, is left out.
-    """
+
+def read_packets(
+    path: str, counts: PacketCounts | None = None, *, skip_damaged: bool = False
+) -> Iterator[CapturedPacket]:
+    """All packets of a capture, plain or compressed. Raises InvalidInput, also if it ends in the
+    middle of a packet, as a killed capture program leaves it: with `skip_damaged` what precedes is
+    read, and the rest is counted."""
     with open_capture(path) as file:
         source = _Buffer(decompressed(file, path), path)
-        head = source.peek(FILE_HEADER_BYTES)
+        head = bytes(source.peek(FILE_HEADER_BYTES))
         if not head:
-            raise InvalidInput(f"{path} is empty")
-        layout, start = describe_file(bytes(head), path)
-        source.skip(start)
-        yield from _blocks(source, layout) if layout.ng else _records(source, layout)
+            raise source.fault or InvalidInput(f"{path} is empty")
+        try:
+            if source.fault is not None and len(head) < FILE_HEADER_BYTES:
+                raise source.fault
+            layout, start = describe_file(head, path)
+            source.skip(start)
+            yield from _blocks(source, layout) if layout.ng else _records(source, layout)
+            if source.fault is not None:
+                raise source.fault
+            if source.peek(1):
+                raise truncated(path, source.position)
+        except InvalidInput as fault:
+            # What is no capture at all is none that was damaged.
+            if source.position == 0 and len(head) == FILE_HEADER_BYTES:
+                raise
+            if not skip_damaged:
+                raise refused(fault) from fault
+            (counts or PacketCounts()).add_fault(str(fault), source.skip_all())
 
 
 class _Buffer:
-    """Bytes of a file ahead of the reader, and their position in it."""
+    """Bytes of a file ahead of the reader, and their position in it. It ends where the file does,
+    or with a `fault` where that can't be read on."""
 
     def __init__(self, file: BinaryIO, path: str) -> None:
-        self._file = file
+        # Of a compressed file a call at a time: one that fails would take along what the calls
+        # before it have decompressed.
+        self._read = getattr(file, "read1", None) or file.read
         self.path = path
         self.position = 0
+        self.fault: InvalidInput | None = None
         self._data = b""
         self._start = 0
 
     def peek(self, count: int) -> memoryview:
         """The next bytes without taking them; fewer at the end of the file."""
-        while len(self._data) - self._start < count:
+        while len(self._data) - self._start < count and self.fault is None:
             try:
-                more = self._file.read(max(count, _READ_BYTES))
+                more = self._read(max(count, _READ_BYTES))
             except (EOFError, OSError, ValueError, zlib.error) as error:
-                raise InvalidInput(f"can't read {self.path}: {error}") from error
+                self.fault = InvalidInput(f"can't read {self.path}: {error}")
+                break
             if not more:
                 break
             # Only here are the remaining bytes copied: skipping costs nothing.
@@ -113,6 +174,13 @@ class _Buffer:
         """Continue after bytes that were peeked at."""
         self._start += count
         self.position += count
+
+    def skip_all(self) -> int:
+        """Skip what is left; gives the number of bytes."""
+        before = self.position
+        while rest := len(self.peek(_READ_BYTES)):
+            self.skip(rest)
+        return self.position - before
 
 
 def _records(source: _Buffer, layout: CaptureLayout) -> Iterator[CapturedPacket]:

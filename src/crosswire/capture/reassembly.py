@@ -12,7 +12,12 @@ connection's first.
 
 A hole becomes a gap, a run without data, when it can't be filled any more: the receiver has
 acknowledged bytes after it (so it got them, and the capture did not), too many bytes wait, or the
-flow is over. Segments long after a connection's end belong to the next one.
+flow is over. So do bytes at the end that were on the wire and that the capture cut off. Segments
+long after a connection's end belong to the next one.
+
+The offset of a direction's bytes is known from its SYN. Where bytes come before it, they are held
+for a while: captures are out of order, and the SYN may follow. If it does not, the direction is
+late.
 
 `pipeline.sources.flow_kernel` does the same for the usual cases, compiled; tests compare the two.
 """
@@ -39,6 +44,9 @@ interfaces may record a segment after the acknowledgement of it."""
 LINGER_NS: Final = 120_000_000_000
 """How long after a connection's end its segments may still come: as long as systems keep it in
 TIME-WAIT, at most, before the same two ends may connect again."""
+
+_MOST_HELD: Final = 4096
+"""Segments that wait for a SYN: those whose bytes the capture cut have none that count."""
 
 _SPECIAL: Final = FIN_FLAG | SYN | RST
 _FAR: Final = 1 << 30
@@ -82,22 +90,49 @@ class ReassembledRun(NamedTuple):
 class _Half:
     """One direction of a connection.
 
-    `base` is the sequence number of offset 0, `next` the next expected offset. `fin_at` is the
-    offset of the FIN once that was seen; `ended` is set when all bytes before it were given out.
-    `waiting` has segments after a hole, by offset, without overlaps: (offset, time, bytes).
+    `base` is the sequence number of offset 0, `next` the next expected offset, `reach` the offset
+    after the last byte that was on the wire, captured or not. `fin_at` is the offset of the FIN
+    once that was seen; `ended` is set when all bytes before it were given out. `waiting` has
+    segments after a hole, by offset, without overlaps: (offset, time, bytes). `held` has segments
+    that came before anything revealed the base.
     """
 
-    __slots__ = ("base", "ended", "fin_at", "late", "next", "time", "waiting", "waiting_bytes")
+    __slots__ = (
+        "base",
+        "ended",
+        "fin_at",
+        "held",
+        "late",
+        "next",
+        "reach",
+        "time",
+        "waiting",
+        "waiting_bytes",
+    )
 
     def __init__(self) -> None:
         self.base: int | None = None
         self.next = 0
+        self.reach = 0
         self.late = False
         self.fin_at: int | None = None
         self.ended = False
         self.time = 0
         self.waiting: list[tuple[int, int, bytes]] = []
         self.waiting_bytes = 0
+        self.held: list[Segment] = []
+
+    def first_held(self) -> int:
+        """The lowest sequence number of the segments that are held."""
+        origin = self.held[0].number
+        return min(
+            (each.number for each in self.held),
+            key=lambda number: (number - origin + SEQUENCE_SPACE // 2) % SEQUENCE_SPACE,
+        )
+
+    def may_begin_with(self, number: int) -> bool:
+        """Whether what is held can follow a SYN after which this is the first byte's number."""
+        return not self.held or (self.first_held() - number) % SEQUENCE_SPACE <= _FAR
 
     def offset_of(self, number: int) -> int:
         """The offset of a sequence number. Numbers wrap around every 4 GiB, so there are many: the
@@ -118,13 +153,24 @@ class _Half:
             self.ended,
             self.time,
             self.waiting,
+            self.reach,
+            self.held,
         )
 
     @classmethod
     def restored(cls, saved: Any) -> _Half:
         """As in `Flow.restore`."""
         half = cls()
-        half.base, half.next, half.late, half.fin_at, half.ended, half.time, waiting = saved
+        base, following, late, fin_at, ended, time, waiting, reach, held = saved
+        half.base, half.next, half.late, half.fin_at, half.ended = (
+            base,
+            following,
+            late,
+            fin_at,
+            ended,
+        )
+        half.time, half.reach = time, reach
+        half.held = [Segment(*each) for each in held]
         half.waiting = [(at, time_ns, bytes(data)) for at, time_ns, data in waiting]
         half.waiting_bytes = sum(len(data) for _, _, data in half.waiting)
         return half
@@ -140,45 +186,65 @@ class Flow:
         self._halves = {True: _Half(), False: _Half()}
         self._reset = False
         self._begun = False
+        self._given = False
 
     def add(self, segment: Segment) -> Iterable[ReassembledRun]:
         """The runs that this segment completes; consume them before adding the next one."""
-        forward, time_ns, number, _, flags, _, payload = segment
+        forward, time_ns, number, _, flags, length, payload = segment
         half, other = self._halves[forward], self._halves[not forward]
         if (
             half.base is not None
             and number == (half.base + half.next) % SEQUENCE_SPACE
             and payload
+            and len(payload) == length
             and not flags & _SPECIAL
             and not self._reset
             and half.fin_at is None
             and not half.waiting
             and not other.waiting
+            and not other.held
         ):
             # Nearly all segments are the expected ones: this path takes no generator and no checks
             # beyond these.
             return (self._data(forward, half, payload, time_ns),)
-        return self._add(segment, half, other)
+        return self._add(segment)
 
-    def _add(self, segment: Segment, half: _Half, other: _Half) -> Iterator[ReassembledRun]:
-        number, flags = segment.number, segment.flags
+    def _add(self, segment: Segment) -> Iterator[ReassembledRun]:
         if self.is_settled(segment.time_ns):
             # The connection is over for so long that the ports may be in use again.
             yield from self._drain()
             self._begun = False
-        if flags & SYN:
+        yield from self._release_held(segment)
+        if segment.flags & SYN:
             yield from self._synchronize(segment)
-            half, other = self._halves[segment.forward], self._halves[not segment.forward]
-            # SYN takes a sequence number of its own, before the first byte.
-            number += 1
-        elif not self._begun or self._is_foreign(half, segment):
-            yield from self._start_late()
-            half, other = self._halves[segment.forward], self._halves[not segment.forward]
+        elif not self._begun or self._is_foreign(segment):
+            yield from self._drain()
+            self._begin(None)
+        half = self._halves[segment.forward]
+        if half.base is None and not segment.flags & RST:
+            # No SYN of this direction was captured, or not yet.
+            half.held.append(segment)
+            half.waiting_bytes += len(segment.payload)
+            if half.waiting_bytes > self._reorder_bytes or len(half.held) == _MOST_HELD:
+                yield from self._begin_with_held()
+            return
+        yield from self._sort_in(segment)
+
+    def _sort_in(self, segment: Segment) -> Iterator[ReassembledRun]:
+        """A segment of a direction whose base is known, or a reset."""
+        number, flags = segment.number, segment.flags
+        half, other = self._halves[segment.forward], self._halves[not segment.forward]
+        # SYN takes a sequence number of its own, before the first byte.
+        number += 1 if flags & SYN else 0
         if half.base is None:
-            # No SYN of this direction was captured: its first segment defines offset 0.
+            # A reset, after which no SYN comes. Without anything before it, it defines offset 0.
+            yield from self._begin_with_held()
+        if half.base is None:
             half.base = number % SEQUENCE_SPACE
             half.late = True
         at = half.offset_of(number)
+        if segment.length:
+            half.reach = max(half.reach, at + segment.length)
         if segment.payload:
             yield from self._take(segment.forward, half, at, segment.time_ns, segment.payload)
         if flags & FIN_FLAG and half.fin_at is None:
@@ -213,17 +279,18 @@ class Flow:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether segments wait for a hole to be filled."""
-        return any(half.waiting for half in self._halves.values())
+        """Whether segments wait for a hole to be filled, or for a SYN."""
+        return any(half.waiting or half.held for half in self._halves.values())
 
     def save(self) -> Any:
         """The whole state in types that msgpack has, for `restore`."""
         halves = [self._halves[True].save(), self._halves[False].save()]
-        return self._number, self._opener, halves, self._reset, self._begun
+        return self._number, self._opener, halves, self._reset, self._begun, self._given
 
     def restore(self, saved: Any) -> None:
         """Continue where `save` was called. Raises TypeError or ValueError for damaged state."""
-        self._number, self._opener, (forward, backward), self._reset, self._begun = saved
+        self._number, self._opener, (forward, backward), reset, begun, given = saved
+        self._reset, self._begun, self._given = reset, begun, given
         self._halves = {True: _Half.restored(forward), False: _Half.restored(backward)}
 
     # Connections.
@@ -233,7 +300,10 @@ class Flow:
         half, other = self._halves[segment.forward], self._halves[not segment.forward]
         first = (segment.number + 1) % SEQUENCE_SPACE
         answers = bool(segment.flags & ACK)
-        if half.base == first and not half.late and not self._over:
+        # One of an ended connection that comes a moment later is out of order: no system uses a
+        # number again at once (RFC 6191).
+        is_recent = segment.time_ns - max(half.time, other.time) <= REORDER_NS
+        if half.base == first and not half.late and (not self._over or is_recent):
             return
         # A SYN that does not fit what is known opens another connection: this direction has begun
         # already, or it answers a SYN with another number. Else it completes the handshake.
@@ -241,30 +311,59 @@ class Flow:
             not self._begun
             or half.base is not None
             or self._over
+            or not half.may_begin_with(first)
             or (answers and other.base is not None and other.base != segment.acknowledgement)
+            or (
+                answers and other.base is None and not other.may_begin_with(segment.acknowledgement)
+            )
         )
+        # SYN with ACK answers the peer's SYN, which may be missing: the peer is the opener.
+        opener = segment.forward is not answers
         if fresh:
             yield from self._drain()
-            # SYN with ACK answers the peer's SYN, which was not captured: the peer is the opener.
-            self._begin(segment.forward is not answers)
+            self._begin(opener)
             half, other = self._halves[segment.forward], self._halves[not segment.forward]
-            if answers:
+        # Also if bytes came before it and are held: nothing was given out of the connection yet.
+        if fresh or (self._opener is None and not self._given):
+            self._opener = opener
+            yield self._run(opener, self._halves[opener], OPEN, 0, 0, segment.time_ns, None)
+            if answers and other.base is None:
                 other.base = segment.acknowledgement
-            opener = segment.forward is not answers
-            side = self._halves[opener]
-            yield self._run(opener, side, OPEN, 0, 0, segment.time_ns, None)
         half.base = first
+        yield from self._sort_in_held()
 
-    def _is_foreign(self, half: _Half, segment: Segment) -> bool:
+    def _release_held(self, segment: Segment) -> Iterator[ReassembledRun]:
+        """Stop waiting for a SYN if segments were held for REORDER_NS."""
+        held = [half.held[0].time_ns for half in self._halves.values() if half.held]
+        if held and segment.time_ns - min(held) > REORDER_NS:
+            yield from self._begin_with_held()
+
+    def _begin_with_held(self) -> Iterator[ReassembledRun]:
+        """Directions with held segments are late: the lowest number is that of offset 0."""
+        for half in self._halves.values():
+            if half.held:
+                half.base, half.late = half.first_held(), True
+        yield from self._sort_in_held()
+
+    def _sort_in_held(self) -> Iterator[ReassembledRun]:
+        """Sort in what is held of directions whose base is known: in the order of capture, so that
+        an answer stays after its request."""
+        held: list[Segment] = []
+        for half in self._halves.values():
+            if half.base is not None and half.held:
+                held += half.held
+                half.waiting_bytes -= sum(len(each.payload) for each in half.held)
+                half.held = []
+        for each in sorted(held, key=lambda segment: segment.time_ns):
+            yield from self._sort_in(each)
+
+    def _is_foreign(self, segment: Segment) -> bool:
         """Whether a segment is too far away to belong to this connection: it belongs to another
         one, whose SYN was not captured."""
-        if half.base is None or not segment.payload:
+        half = self._halves[segment.forward]
+        if half.base is None or not segment.length:
             return False
         return abs(half.offset_of(segment.number) - half.next) > _FAR
-
-    def _start_late(self) -> Iterator[ReassembledRun]:
-        yield from self._drain()
-        self._begin(None)
 
     def _begin(self, opener: bool | None) -> None:
         self._number += 1
@@ -272,6 +371,7 @@ class Flow:
         self._halves = {True: _Half(), False: _Half()}
         self._reset = False
         self._begun = True
+        self._given = False
 
     @property
     def _over(self) -> bool:
@@ -349,15 +449,17 @@ class Flow:
         so that rows stay in about the order of capture."""
         if not self._begun:
             return
+        yield from self._begin_with_held()
         while waiting := [
             (half.waiting[0][1], forward) for forward, half in self._halves.items() if half.waiting
         ]:
             forward = min(waiting)[1]
             yield from self._give_up(forward, self._halves[forward])
         for forward, half in self._halves.items():
-            # The last bytes before the FIN were not captured.
-            if half.fin_at is not None and not half.ended and half.fin_at > half.next:
-                yield self._gap(forward, half, half.fin_at - half.next, half.time)
+            # The last bytes were on the wire, or precede the FIN, and were not captured.
+            end = half.reach if half.fin_at is None else half.fin_at
+            if not half.ended and end > half.next:
+                yield self._gap(forward, half, end - half.next, half.time)
             yield from self._end(forward, half, half.time)
 
     def _data(self, forward: bool, half: _Half, payload: bytes, time_ns: int) -> ReassembledRun:
@@ -383,6 +485,7 @@ class Flow:
         """A run with the direction's time, which never decreases: bytes that waited are given out
         after the later segment that filled the hole, and a clock may be set back."""
         half.time = max(half.time, time_ns)
+        self._given = True
         return ReassembledRun(
             self._number,
             self._opener,

@@ -18,6 +18,7 @@ __all__ = [
     "add_payload_options",
     "as_body",
     "content_type_of",
+    "filter_of",
     "payload_of",
     "properties_of",
     "shown_body",
@@ -70,13 +71,24 @@ def properties_of(options: argparse.Namespace) -> dict[str, Property]:
     return dict(options.property)
 
 
+def filter_of(options: argparse.Namespace) -> str:
+    """`--filter` in the form that the hub reads. Raises InvalidFilter."""
+    if not options.filter:
+        return ""
+    # Here: it takes the client library with it, which most calls don't need.
+    from crosswire.client.filters import wire_filter
+
+    return wire_filter(options.filter)
+
+
 def payload_of(options: argparse.Namespace) -> bytes | None:
     """The bytes of `payload` or `--file`, None without either.
 
     Raises CrosswireError for a file that can't be read.
     """
     if options.payload is not None:
-        return str(options.payload).encode()
+        # Bytes that are not UTF-8 arrive as surrogates: they are sent as they were typed.
+        return str(options.payload).encode(errors="surrogateescape")
     if options.file is None:
         return None
     if options.file == "-":

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 
+from crosswire.cli.parsers import add_examples
 from crosswire.cli.table import harmless
-from crosswire.config import Config, check
+from crosswire.config import Config, examine
 from crosswire.errors import BondError, ConfigError
 from crosswire.plurals import plural
 from crosswire.server.exposure import find_exposures
@@ -23,6 +24,7 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     """Add the command's options and arguments."""
     parser.add_argument("file", help="crosswire.toml")
     parser.add_argument("--json", action="store_true", help="one JSON object per mistake")
+    add_examples(parser, "crosswire check crosswire.toml", "crosswire check crosswire.toml --json")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -33,14 +35,18 @@ def run(options: argparse.Namespace) -> int:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"can't read {path}: {reason}") from None
-    config, mistakes = check(text)
+    examined = examine(text, path.parent)
+    config, mistakes = examined.config, list(examined.mistakes)
     warnings: list[Mistake] = []
     if config is not None:
         lines = Lines(text)
-        mistakes = list(_around(config, lines))
-        for each in find_exposures(config, path):
-            found = Mistake(lines.of(each.path), dotted(each.path), each.what, each.hint)
-            (mistakes if each.is_refused else warnings).append(found)
+        mistakes += _around(config, lines)
+        has_addresses = not any(each.where.startswith("listen") for each in mistakes)
+        # Who may connect depends on users and listeners: with mistakes there, it is not known.
+        if has_addresses and not examined.wrong & {"users", "insecure", "tls"}:
+            for each in find_exposures(config, path):
+                found = Mistake(lines.of(each.path), dotted(each.path), each.what, each.hint)
+                (mistakes if each.is_refused else warnings).append(found)
     for mistake in sorted(mistakes):
         if options.json:
             print(msgspec.json.encode(mistake).decode())

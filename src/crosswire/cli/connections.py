@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from crosswire.cli.hub import add_hub_options, age, api_of, path_of, print_json
+from crosswire.cli.hub import add_hub_options, add_limit, age, api_of, path_of, print_json
+from crosswire.cli.parsers import add_examples
 from crosswire.cli.table import harmless, print_table
 from crosswire.plurals import plural
 
@@ -16,11 +17,16 @@ __all__ = ["configure", "run"]
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     """Add the command's options and arguments."""
     parser.add_argument("--protocol", default="", help="only connections of this protocol")
-    parser.add_argument("--limit", type=int, default=1000, help="maximum number (default: 1000)")
+    add_limit(parser)
     parser.add_argument(
         "--close", metavar="ID", help="close this connection, with its protocol's goodbye"
     )
     add_hub_options(parser)
+    add_examples(
+        parser,
+        "crosswire connections --protocol emp",
+        "crosswire connections --close emp-1f3c",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -31,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         if options.json:
             print_json(answer)
         return 0
-    answer = api.get("/v1/connections", protocol=options.protocol, limit=options.limit)
+    answer = api.list("/v1/connections", "connections", options.limit, protocol=options.protocol)
     if options.json:
         print_json(answer)
         return 0
@@ -46,7 +52,8 @@ def run(options: argparse.Namespace) -> int:
         )
         for each in answer["connections"]
     ]
-    print_table(("connection", "protocol", "address", "principal", "age", "activity"), rows)
+    head = ("connection", "protocol", "address", "principal", "age", "activity")
+    print_table(head, rows, empty="no connections")
     return 0
 
 

@@ -11,11 +11,14 @@ from typing import Any
 from crosswire.cli.body import (
     add_payload_options,
     as_body,
+    filter_of,
     payload_of,
     properties_of,
     shown_body,
 )
-from crosswire.cli.hub import Api, add_hub_options, api_of, moment, path_of, print_json
+from crosswire.cli.confirmation import add_confirmation, require_confirmation
+from crosswire.cli.hub import Api, add_hub_options, add_limit, api_of, moment, path_of, print_json
+from crosswire.cli.parsers import add_action, add_actions
 from crosswire.cli.table import harmless, in_short, print_table
 from crosswire.errors import CrosswireError
 from crosswire.plurals import plural
@@ -27,30 +30,55 @@ _LOOK_S = 0.5
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     """Add the command's options and arguments."""
-    commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions = add_actions(parser)
     queue = "the queue, or named subscription, that the letters come from"
-    listing = commands.add_parser(
-        "list", help="queues with dead letters; with QUEUE, its dead letters"
+    listing = add_action(
+        actions,
+        "list",
+        "queues with dead letters; with QUEUE, its dead letters",
+        "crosswire dead list",
+        "crosswire dead list orders --filter 'price > 10' --json",
     )
     listing.add_argument("queue", nargs="?", help=queue)
     listing.add_argument(
-        "--filter", default="", help="only letters whose properties pass, as price>N10"
+        "--filter", default="", help="only letters whose properties pass, as 'price > 10'"
     )
     listing.add_argument(
         "--after", type=int, default=0, metavar="ID", help="only letters after this id"
     )
-    listing.add_argument("--limit", type=int, default=100, help="maximum number (default: 100)")
-    showing = commands.add_parser("show", help="a letter and every attempt to deliver it")
-    editing = commands.add_parser("edit", help="change a letter before it is sent again")
+    add_limit(listing, 100)
+    showing = add_action(
+        actions,
+        "show",
+        "a letter and every attempt to deliver it",
+        "crosswire dead show orders 48211",
+    )
+    editing = add_action(
+        actions,
+        "edit",
+        "change a letter before it is sent again",
+        """crosswire dead edit orders 48211 '{"item": "tea"}' --property price=12""",
+    )
     for each in (showing, editing):
         each.add_argument("queue", help=queue)
-        each.add_argument("id", type=int)
+        each.add_argument("id", type=int, help="the letter's id")
     add_payload_options(editing, optional=True)
-    editing.add_argument("--content-type", metavar="TYPE")
-    replaying = commands.add_parser(
-        "replay", help="send letters again to their original destination"
+    editing.add_argument("--content-type", metavar="TYPE", help="the payload's new type")
+    replaying = add_action(
+        actions,
+        "replay",
+        "send letters again to their original destination",
+        "crosswire dead replay orders --all --rate 10",
+        "crosswire dead replay orders --id 48211 --to queue/checked",
     )
-    purging = commands.add_parser("purge", help="delete letters")
+    purging = add_action(
+        actions,
+        "purge",
+        "delete letters",
+        "crosswire dead purge orders --all --dry-run",
+        "crosswire dead purge orders --filter 'price < 1' --yes",
+    )
+    add_confirmation(purging)
     for each in (replaying, purging):
         each.add_argument("queue", help=queue)
         which = each.add_mutually_exclusive_group(required=True)
@@ -87,19 +115,20 @@ def run(options: argparse.Namespace) -> int:
 
 def _list(api: Api, options: argparse.Namespace) -> int:
     if options.queue is None:
-        answer = api.get("/v1/dead")
+        answer = api.list("/v1/dead", "queues", options.limit)
         if options.json:
             print_json(answer)
         else:
             queues = [(harmless(each["queue"]), each["length"]) for each in answer["queues"]]
-            print_table(("queue", "dead letters"), queues)
+            print_table(("queue", "dead letters"), queues, empty="no dead letters")
         return 0
-    answer = api.get(
+    answer = api.list(
         "/v1/dead/letters",
+        "letters",
+        options.limit,
         queue=options.queue,
-        filter=options.filter,
-        after=options.after,
-        limit=options.limit,
+        filter=filter_of(options),
+        cursor=options.after or "",
     )
     if options.json:
         print_json(answer)
@@ -107,14 +136,15 @@ def _list(api: Api, options: argparse.Namespace) -> int:
     rows = [
         (
             each["id"],
-            moment(each["message"]["time"] / 1e6),
+            moment(each["message"]["time"]),
             len(each["attempts"]),
             harmless(each["cause"]) or "-",
             shown_body(_unmarked(each["message"])),
         )
         for each in answer["letters"]
     ]
-    print_table(("id", "died", "attempts", "cause", "payload"), rows)
+    head = ("id", "died", "attempts", "cause", "payload")
+    print_table(head, rows, empty=f"no dead letters of {harmless(options.queue)}")
     if answer["next"]:
         print(f"there may be more: use --after {answer['next']}", file=sys.stderr)
     return 0
@@ -138,7 +168,7 @@ def _print_dead_letter(dead_letter: dict[str, Any]) -> None:
     )
     print(f"letter {dead_letter['id']} (was {harmless(origin)}): {harmless(dead_letter['cause'])}")
     for attempt in dead_letter["attempts"]:
-        when = moment(attempt["time"] / 1e6)
+        when = moment(attempt["time"])
         print(f"  {when}  {harmless(attempt['connection'])}  {harmless(attempt['cause'])}")
     if message.get("properties"):
         print(f"properties  {in_short(message['properties'])}")
@@ -178,7 +208,7 @@ def _choice(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "queue": options.queue,
         "ids": options.id,
-        "filter": options.filter,
+        "filter": filter_of(options),
         "all": options.all,
         "dry_run": options.dry_run,
     }
@@ -202,7 +232,13 @@ def _replay(api: Api, options: argparse.Namespace) -> int:
 
 
 def _purge(api: Api, options: argparse.Namespace) -> int:
-    answer = api.post("/v1/dead/purge", _choice(options))
+    choice = _choice(options)
+    if not options.dry_run and not options.yes and not options.id:
+        # Who names letters by their ids has looked at them.
+        matched = api.post("/v1/dead/purge", {**choice, "dry_run": True})["matched"]
+        letters = plural(matched, "letter")
+        require_confirmation(f"Delete {letters} of {harmless(options.queue)}?")
+    answer = api.post("/v1/dead/purge", choice)
     if options.json:
         print_json(answer)
     else:

@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from crosswire.cli.parsers import add_examples
 from crosswire.cli.table import harmless, in_short, print_row
 from crosswire.errors import CrosswireError
 from crosswire.plurals import plural
@@ -36,6 +37,12 @@ def configure(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     parser.add_argument("--late", action="store_true", help="the bytes begin inside a connection")
     parser.add_argument("--peer", metavar="FILE", help="the raw bytes of the other direction")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    add_examples(
+        parser,
+        "crosswire decode emp client.bin --json",
+        "crosswire decode relink listener.bin --direction listener --peer connector.bin",
+        "echo 00000008 00000000 01000000 | crosswire decode emp - --hex",
+    )
     for name in PROTOCOL_NAMES:
         if name in argv:
             for hint in protocol(name).hints:

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from crosswire.cli.hub import print_json
+from crosswire.cli.parsers import add_examples
 from crosswire.cli.protocol_options import add_protocol_options, client_of, run_client, with_kind
-from crosswire.cli.stopping import stop_on_sigterm
+from crosswire.cli.stopping import stop_on_signal
 from crosswire.client import Message, OutgoingMessage
 from crosswire.plurals import plural
 
@@ -22,10 +23,11 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         "--count", type=int, default=0, help="end after this many calls (default: never)"
     )
     add_protocol_options(parser)
+    add_examples(parser, "crosswire echo-service echo", "crosswire echo-service echo --via epoxy")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Answer until SIGTERM or until `--count` calls. Raises HubError and ClientError."""
+    """Answer until SIGTERM or SIGINT, or until `--count` calls. Raises HubError and ClientError."""
     answered = run_client(_serve(with_kind(options.service, "service"), options))
     print(f"{plural(answered, 'call')} answered", file=sys.stderr)
     return 0
@@ -33,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
 
 async def _serve(name: str, options: argparse.Namespace) -> int:
     answered = 0
-    stop = stop_on_sigterm()
+    stop = stop_on_signal()
 
     async def answer(call: Message) -> OutgoingMessage:
         nonlocal answered

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from crosswire.cli.hub import moment, print_json, size
+from crosswire.cli.hub import print_json, size
+from crosswire.cli.parsers import add_action, add_actions
 from crosswire.cli.table import harmless, print_table
 from crosswire.errors import StoreError
 from crosswire.plurals import plural
@@ -24,14 +25,27 @@ __all__ = ["configure", "run"]
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     """Add the command's options and arguments."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = actions.add_parser("list", help="tables, files, rows, bytes, time span")
-    checking = actions.add_parser(
-        "verify",
-        help="read all files; report bad checksums, foreign files, gaps and overlaps of seq "
-        "(exit code 1); with --data also files that the store has sealed and that are missing",
+    actions = add_actions(parser)
+    listing = add_action(
+        actions,
+        "list",
+        "tables, files, rows, bytes, time span",
+        "crosswire lake list --data /var/lib/crosswire",
     )
-    joining = actions.add_parser("compact", help="merge small files, date by date")
+    checking = add_action(
+        actions,
+        "verify",
+        "read all files; report bad checksums, foreign files, gaps and overlaps of seq "
+        "(exit code 1); with --data also files that the store has sealed and that are missing",
+        "crosswire lake verify --data /var/lib/crosswire",
+        "crosswire lake verify --lake /mnt/lake --json",
+    )
+    joining = add_action(
+        actions,
+        "compact",
+        "merge small files, date by date",
+        "crosswire lake compact --data /var/lib/crosswire --before 2026-11-01",
+    )
     joining.add_argument(
         "--before",
         type=_date,
@@ -96,13 +110,17 @@ def _list(options: argparse.Namespace, lake: Path) -> int:
             f"{each.rows:,}",
             size(each.bytes),
             f"{each.first_seq}–{each.last_seq}",
-            moment(each.first_time / 1e6),
-            moment(each.last_time / 1e6),
+            _moment(each.first_time),
+            _moment(each.last_time),
         )
         for each in tables
     ]
-    print_table(head, rows)
+    print_table(head, rows, empty="no files")
     return 0
+
+
+def _moment(time_us: int) -> str:
+    return datetime.fromtimestamp(time_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _verify(options: argparse.Namespace, lake: Path) -> int:

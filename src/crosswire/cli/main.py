@@ -2,86 +2,90 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
-from typing import Final
+from pathlib import Path
 
-from crosswire import __version__
+from crosswire.cli.known_hubs import fill_in
+from crosswire.cli.parsers import command_module, options_last, parser_of, split_command
 from crosswire.cli.table import harmless
 from crosswire.errors import CrosswireError
 
-__all__ = ["COMMANDS", "main"]
-
-COMMANDS: Final = {
-    "serve": "run a hub",
-    "check": "explain what is wrong in a configuration file",
-    "user": "print the hash of a user's token, or a new token with its hash",
-    "pub": "send to a queue or publish to a topic, through any protocol",
-    "sub": "print the messages of a queue or a topic",
-    "call": "call a service and print its response",
-    "echo-service": "answer every call of a service with its own payload",
-    "queue": "list queues, show one, purge one",
-    "subscription": "list named subscriptions, delete one, give one to another user",
-    "dead": "list, show, edit, replay and purge dead letters",
-    "schedule": "list, add, remove and preview schedules",
-    "connections": "list connections, close one",
-    "trace": "show what happened to a message",
-    "bench": "measure a hub's throughput and latency",
-    "decode": "print the frames in a file of raw bytes",
-    "demo": "run five protocols on one hub, kill it, and count what was lost",
-    "store": "verify and repair the store of a hub that is stopped",
-    "lake": "list, verify and compact the files of a hub's lake",
-    "pipeline": "decode captured traffic into tables, on Spark",
-    "report": "write an HTML report of the tables",
-}
+__all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Exit codes: 0 done, 1 failed, 2 wrong usage."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    name = _front_parser().parse_args(arguments[:1]).command
+    _make_output_safe()
+    command = ""
     try:
-        # Only the command that runs is imported: others need Spark, or take long to load.
-        module = import_module(f"crosswire.cli.{name.replace('-', '_')}")
-        parser = argparse.ArgumentParser(prog=f"crosswire {name}", description=module.__doc__)
-        module.configure(parser, arguments[1:])
-        options = parser.parse_args(arguments[1:])
-        code: int = module.run(options)
+        given = list(map(_decoded, sys.argv[1:])) if argv is None else argv
+        command, arguments = split_command(given)
+        parser = parser_of(command, arguments)
+        options = parser.parse_args(options_last(parser, arguments))
+        fill_in(options)
+        code: int = command_module(command).run(options)
         sys.stdout.flush()
         return code
     except CrosswireError as error:
         # The text may be a provider's; lines are kept, since a configuration can have many faults.
-        lines = "\n".join(map(harmless, str(error).split("\n")))
-        print(f"crosswire {name}: {lines}", file=sys.stderr)
+        _fail(command, "\n".join(map(harmless, str(error).split("\n"))))
         return 1
     except BrokenPipeError:
         # The reader of our output closed it (`| head`). Python flushes standard output again at
         # exit, which would fail as well: it goes to /dev/null from now on.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
+        return 1
+    except UnicodeEncodeError:
+        _fail(command, "an argument is not text in UTF-8")
+        return 1
+    except OSError as error:
+        # Such as a disk that fills up under our output; errors of files are explained where they
+        # are opened.
+        _fail(command, harmless(str(error)))
+        _discard_output()
         return 1
     except KeyboardInterrupt:
-        if name == "serve":
-            print("crosswire serve: interrupted before it was ready", file=sys.stderr)
+        if command == "serve":
+            _fail(command, "interrupted before it was ready")
         return 130
 
 
-def _front_parser() -> argparse.ArgumentParser:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:{width}}  {text}" for name, text in COMMANDS.items()]
-    parser = argparse.ArgumentParser(
-        prog="crosswire",
-        description="A message hub for EMP, eMQP, Relink, Bond Epoxy and MicroMsg2.",
-        epilog="commands:\n" + "\n".join(lines) + "\n\nSee also: crosswire COMMAND --help",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"crosswire {__version__}")
-    parser.add_argument(
-        "command", choices=COMMANDS, metavar="COMMAND", help="one of the commands below"
-    )
-    return parser
+def _decoded(argument: str) -> str:
+    """UTF-8 in every locale; bytes that are not UTF-8 stay as Python has them."""
+    try:
+        return os.fsencode(argument).decode()
+    except UnicodeDecodeError:
+        return argument
+
+
+def _make_output_safe() -> None:
+    """A terminal that can't show a character gets its escape, and a closed stream takes nothing:
+    neither is worth a traceback."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _fail(command: str, text: str) -> None:
+    try:
+        print(f"crosswire {command}: {text}", file=sys.stderr)
+    except OSError:
+        _discard_output()
+
+
+def _discard_output() -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(null, stream.fileno())
+    os.close(null)
 
 
 if __name__ == "__main__":

@@ -3,38 +3,46 @@
 from __future__ import annotations
 
 import argparse
-import re
 import signal
 import sys
 import threading
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from crosswire.cli.parsers import add_action, add_actions
 from crosswire.cli.table import print_table
-from crosswire.errors import PipelineError
+from crosswire.cli.times import AGO, time_of
+from crosswire.errors import InvalidInput, PipelineError
 from crosswire.pipeline.tables.names import NAMES
+from crosswire.pipeline.tables.views import DIALECTS, view_statements
 from crosswire.plurals import plural
 from crosswire.wire import PROTOCOL_NAMES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from crosswire.pipeline.stream.run import BatchDone, Stream
+    from crosswire.pipeline.stream.run import BatchBegun, BatchDone, Stream
     from crosswire.pipeline.summary import Summary
 
 __all__ = ["configure", "run"]
 
 PORT_PROTOCOLS = (*PROTOCOL_NAMES, "tls")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     """Add the command's options and arguments."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    one = actions.add_parser("run", help="read the input, write the tables")
+    actions = add_actions(parser)
+    one = add_action(
+        actions,
+        "run",
+        "read the input, write the tables",
+        "crosswire pipeline run --input capture.pcap --output tables",
+        "crosswire pipeline run --input crosswire-data/lake --output tables --stream",
+        "crosswire pipeline run --input captures --output tables --since 12h --port 9000=emp",
+    )
     one.add_argument(
         "--input",
         nargs="+",
@@ -56,7 +64,7 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         type=_since,
         default=("", 0),
         metavar="TIME",
-        help="leave out older traffic: 2026-11-15, 2026-11-15T08:00, or 90m, 12h, 7d ago",
+        help=f"leave out older traffic: {AGO}",
     )
     one.add_argument(
         "--port",
@@ -91,7 +99,9 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         help="like --once, then wait for more input, until SIGINT or SIGTERM",
     )
     one.add_argument(
-        "--master", default="local[*]", metavar="URL", help="the Spark master (default: local[*])"
+        "--master",
+        metavar="URL",
+        help="the Spark master (default: that of spark-submit, else local[*])",
     )
     one.add_argument(
         "--conf",
@@ -102,20 +112,21 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         help="a setting for Spark",
     )
     one.add_argument("--json", action="store_true", help="print the summary as one JSON object")
+    views = add_action(
+        actions,
+        "views",
+        "print SQL that makes the tables known to an engine",
+        "crosswire pipeline views tables > views.sql",
+    )
+    views.add_argument("output", metavar="DIR", help="folder of the tables")
+    views.add_argument(
+        "--dialect", choices=DIALECTS, default=DIALECTS[0], help="the engine (default: duckdb)"
+    )
 
 
 def _since(text: str) -> tuple[str, int]:
     """The text, and what it stands for now: microseconds since 1970. Raises ArgumentTypeError."""
-    ago = re.fullmatch(r"(\d+)([smhd])", text)
-    try:
-        if ago:
-            moment = datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
-        else:
-            moment = datetime.fromisoformat(text)
-            moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        return text, round(moment.timestamp() * 1e6)
-    except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time") from None
+    return text, round(time_of(text).timestamp() * 1e6)
 
 
 def _port(text: str) -> tuple[int, str]:
@@ -146,17 +157,27 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the tables and print the summary. Raises PipelineError."""
+    """Write the tables and print the summary, or print the views. Raises PipelineError."""
+    if options.action == "views":
+        _print_views(options.output, options.dialect)
+        return 0
     try:
         from crosswire.pipeline.batch import BatchJob, run_batch
         from crosswire.pipeline.sources.inputs import find_inputs, search
-        from crosswire.pipeline.spark import start
+        from crosswire.pipeline.spark import default_master, start
         from crosswire.pipeline.stream.run import Stream
     except ModuleNotFoundError as error:
         raise PipelineError(
             f"the pipeline needs {error.name}: pip install 'crosswire[spark]'"
         ) from error
     is_stream = options.once or options.stream
+    # Until the stream handles them itself, at the end of Spark's start: both end it at once.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    if is_stream and options.skip_damaged:
+        raise InvalidInput(
+            "a stream skips nothing: without --once and --stream, --skip-damaged leaves out what "
+            "is damaged"
+        )
     batch = BatchJob(
         inputs=search(options.input) if is_stream else find_inputs(options.input),
         output=options.output,
@@ -166,9 +187,10 @@ def run(options: argparse.Namespace) -> int:
         late_us=round(options.late * 1e6),
         skip_damaged=options.skip_damaged,
     )
+    master = options.master or default_master()
     if not options.json:
-        print(f"Starting Spark ({options.master}) …", file=sys.stderr)
-    spark = start(options.master, dict(options.conf))
+        print(f"Starting Spark ({master}) …", file=sys.stderr)
+    spark = start(master, dict(options.conf))
     try:
         if is_stream:
             stream = Stream(
@@ -190,8 +212,18 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _print_views(folder: str, dialect: str) -> None:
+    # Imported here: it loads Arrow, which other uses of the command line do without.
+    from crosswire.pipeline.report.table_reader import ReportTables
+
+    names = ReportTables(folder).names
+    root = folder if "://" in folder else str(Path(folder).absolute())
+    for statement in view_statements(dialect, root, names):
+        print(f"{statement};")
+
+
 def _follow(spark: SparkSession, stream: Stream, *, quiet: bool) -> Summary:
-    """Run the stream. The first signal ends it after the current batch, the second at once."""
+    """Run the stream. The first signal cancels the current batch, the second ends it at once."""
     from crosswire.pipeline.stream.run import run_stream
 
     stop = threading.Event()
@@ -199,13 +231,26 @@ def _follow(spark: SparkSession, stream: Stream, *, quiet: bool) -> Summary:
     def end(_number: int, _frame: object) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
+        if not quiet:
+            print("Stopping; a second signal ends it at once.", file=sys.stderr)
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end)
     if not quiet and stream.once is False:
         print("Waiting for input; stop with Ctrl-C.", file=sys.stderr)
-    return run_stream(spark, stream, stop=stop, notify=None if quiet else _print_progress)
+    return run_stream(
+        spark,
+        stream,
+        stop=stop,
+        begin=None if quiet else _print_begin,
+        notify=None if quiet else _print_progress,
+    )
+
+
+def _print_begin(begun: BatchBegun) -> None:
+    input_ = f"{plural(begun.files, 'file')}, {plural(begun.size_bytes, 'byte')}"
+    print(f"  batch {begun.batch}: {input_} …", file=sys.stderr, flush=True)
 
 
 def _print_progress(done: BatchDone) -> None:
@@ -213,8 +258,7 @@ def _print_progress(done: BatchDone) -> None:
     frames, messages = rows.get("silver.frames", 0), rows.get("silver.messages", 0)
     open_ = rows.get("open.sessions", 0)
     print(
-        f"  batch {done.batch}: {plural(done.files, 'file')}, {plural(done.size_bytes, 'byte')}: "
-        f"{plural(frames, 'frame')}, {plural(messages, 'message')}, "
+        f"  batch {done.batch}: {plural(frames, 'frame')}, {plural(messages, 'message')}, "
         f"{plural(open_, 'session')} open, {done.seconds:.1f} s",
         file=sys.stderr,
         flush=True,
@@ -226,6 +270,11 @@ def _print(summary: Summary, *, as_json: bool) -> None:
         summary_fields = {
             "tables": summary.rows,
             "accounting": summary.accounting,
+            "packets": [
+                {"category": name, "packets": packets, "bytes": size_bytes}
+                for name, packets, size_bytes in summary.packets
+            ],
+            "refused_connections": summary.refused,
             "findings": summary.findings,
             "notes": summary.notes,
             "seconds": round(summary.seconds, 3),
@@ -241,10 +290,18 @@ def _print(summary: Summary, *, as_json: bool) -> None:
             for each in summary.accounting
         ]
         print_table(("bytes of", *names), rows)
+    if summary.packets:
+        print()
+        print_table(
+            ("packets", "number", "bytes"),
+            [(name, f"{packets:,}", f"{size:,}") for name, packets, size in summary.packets],
+        )
     if summary.findings:
         print()
         found = [(name, f"{count:,}") for name, count in summary.findings.items()]
         print_table(("finding", "messages"), found)
+    if summary.refused:
+        print(f"{plural(summary.refused, 'connection')} refused.", file=sys.stderr)
     for note in summary.notes:
         print(f"Note: {note}.", file=sys.stderr)
     print(

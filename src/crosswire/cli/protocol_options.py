@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from crosswire.cli.hub import add_credential_options
+from crosswire.cli.known_hubs import DEFAULT_HOST
 from crosswire.client import Client, connect
 from crosswire.errors import ConfigError, HubError, ProviderFailed, RequestFailed
 from crosswire.gateways.failures import code_of
@@ -19,37 +20,34 @@ T = TypeVar("T")
 
 
 def add_protocol_options(parser: argparse.ArgumentParser) -> None:
-    """Add `--via`, `--host`, `--port`, TLS, credentials, `--bond` and `--json`."""
-    parser.add_argument(
+    """Add the options for choosing a hub and the way to it, and `--json`; `fill_in` sets what
+    is not given."""
+    group = parser.add_argument_group("hub")
+    group.add_argument(
         "--via",
         metavar="PROTOCOL",
         choices=PROTOCOL_NAMES,
-        default="emp",
-        help=f"one of {', '.join(PROTOCOL_NAMES)} (default: emp)",
+        help=f"one of {', '.join(PROTOCOL_NAMES)} (default: that of the context, else emp)",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="the hub's host (default: 127.0.0.1)")
-    parser.add_argument(
+    which = group.add_mutually_exclusive_group()
+    which.add_argument(
+        "--host", help=f"the hub's host (default: that of the context, else {DEFAULT_HOST})"
+    )
+    add_credential_options(group, which)
+    group.add_argument(
         "--port", type=int, help="the port of its listener (default: the protocol's)"
     )
-    parser.add_argument("--tls", action="store_true", help="use TLS")
-    parser.add_argument("--ca", metavar="FILE", help="certificates to trust, PEM; implies --tls")
-    parser.add_argument("--cert", metavar="FILE", help="your certificate, PEM; implies --tls")
-    parser.add_argument("--key", metavar="FILE", help="your certificate's key, PEM")
-    parser.add_argument(
-        "--token",
-        default=os.environ.get("CROSSWIRE_TOKEN"),
-        help="your token (default: $CROSSWIRE_TOKEN, which other users of the machine can't see)",
-    )
-    parser.add_argument(
+    group.add_argument("--tls", action="store_true", help="use TLS, as --ca and --cert do")
+    group.add_argument(
         "--curve-server", metavar="KEY", help="the hub's public CURVE key, Z85, for eMQP"
     )
-    parser.add_argument(
+    group.add_argument(
         "--curve-secret",
         metavar="KEY",
-        default=os.environ.get("CROSSWIRE_CURVE_SECRET"),
-        help="your secret CURVE key, Z85 (default: $CROSSWIRE_CURVE_SECRET)",
+        help="your secret CURVE key, Z85 (default: that of the context, else "
+        "$CROSSWIRE_CURVE_SECRET)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--bond",
         metavar="FILE",
         action="append",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from crosswire.cli.parsers import add_examples
 from crosswire.plurals import plural
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     )
     parser.add_argument("--output", required=True, metavar="FILE", help="the HTML file to write")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
+    add_examples(parser, "crosswire report --input tables --output report.html")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""List, add, remove and preview schedules: messages sent at intervals or by a cron expression."""
+"""List, add, remove, pause, fire and preview schedules: messages at intervals or by cron."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from crosswire.cli.body import (
     properties_of,
     shown_body,
 )
-from crosswire.cli.hub import Api, add_hub_options, api_of, moment, path_of, print_json
+from crosswire.cli.hub import Api, add_hub_options, add_limit, api_of, moment, path_of, print_json
+from crosswire.cli.parsers import add_action, add_actions
 from crosswire.cli.table import harmless, print_table
 from crosswire.errors import CrosswireError
 
@@ -23,9 +24,18 @@ __all__ = ["configure", "run"]
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     """Add the command's options and arguments."""
-    commands = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listing = commands.add_parser("list", help="all schedules and when they fire next")
-    adding = commands.add_parser("add", help="add a schedule, or replace the one with its id")
+    actions = add_actions(parser)
+    listing = add_action(
+        actions, "list", "all schedules and when they fire next", "crosswire schedule list"
+    )
+    add_limit(listing)
+    adding = add_action(
+        actions,
+        "add",
+        "add a schedule, or replace the one with its id",
+        "crosswire schedule add queue/jobs cleanup --cron '0 3 * * *' --id nightly",
+        """crosswire schedule add queue/jobs '{"job": "poll"}' --every 30 --run-count 10""",
+    )
     adding.add_argument("destination", help="queue/NAME or topic/NAME")
     add_payload_options(adding)
     adding.add_argument("--id", default="", help="its id (default: the hub generates one)")
@@ -39,15 +49,38 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         default="once",
         help="what to do about fire times that passed while the hub was down (default: once)",
     )
-    removing = commands.add_parser("remove", help="remove a schedule")
-    removing.add_argument("id")
-    preview = commands.add_parser(
-        "preview", help="the next fire times of a schedule, or of --every or --cron"
+    removing = add_action(
+        actions, "remove", "remove a schedule", "crosswire schedule remove nightly"
+    )
+    removing.add_argument("id", help="the schedule's id")
+    pausing = add_action(
+        actions,
+        "pause",
+        "have a schedule fire no more, until it is resumed",
+        "crosswire schedule pause nightly",
+    )
+    resuming = add_action(
+        actions, "resume", "have a paused schedule fire again", "crosswire schedule resume nightly"
+    )
+    firing = add_action(
+        actions,
+        "fire",
+        "send the message of a schedule now, beside its due times",
+        "crosswire schedule fire nightly",
+    )
+    for each in (pausing, resuming, firing):
+        each.add_argument("id", help="the schedule's id")
+    preview = add_action(
+        actions,
+        "preview",
+        "the next fire times of a schedule, or of --every or --cron",
+        "crosswire schedule preview nightly --count 3",
+        "crosswire schedule preview --cron '*/15 8-17 * * mon-fri'",
     )
     preview.add_argument("id", nargs="?", help="an existing schedule; else --every or --cron")
     _add_times(preview, required=False)
     preview.add_argument("--count", type=int, default=10, help="number of fire times (default: 10)")
-    for each in (listing, adding, removing, preview):
+    for each in (listing, adding, removing, pausing, resuming, firing, preview):
         add_hub_options(each)
 
 
@@ -63,12 +96,20 @@ def _add_times(parser: argparse.ArgumentParser, *, required: bool) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the action and print its result. Raises ClientError."""
     api = api_of(options)
-    actions = {"list": _list, "add": _add, "remove": _remove, "preview": _preview}
+    actions = {
+        "list": _list,
+        "add": _add,
+        "remove": _remove,
+        "pause": _pause,
+        "resume": _pause,
+        "fire": _fire,
+        "preview": _preview,
+    }
     return actions[options.action](api, options)
 
 
 def _list(api: Api, options: argparse.Namespace) -> int:
-    answer = api.get("/v1/schedules")
+    answer = api.list("/v1/schedules", "schedules", options.limit)
     if options.json:
         print_json(answer)
         return 0
@@ -77,13 +118,14 @@ def _list(api: Api, options: argparse.Namespace) -> int:
             harmless(each["id"]),
             harmless(each["destination"]),
             _times(each),
-            moment(each["next_due"]),
+            moment(each["next_due"]) if each["next_due"] else "paused",
             each["fired"],
             shown_body(each["message"]),
         )
         for each in answer["schedules"]
     ]
-    print_table(("id", "destination", "when", "next", "fired", "payload"), rows)
+    head = ("id", "destination", "when", "next", "fired", "payload")
+    print_table(head, rows, empty="no schedules")
     return 0
 
 
@@ -120,6 +162,27 @@ def _remove(api: Api, options: argparse.Namespace) -> int:
     return 0
 
 
+def _pause(api: Api, options: argparse.Namespace) -> int:
+    is_paused = options.action == "pause"
+    answer = api.patch(path_of("v1", "schedules", options.id), {"paused": is_paused})
+    if options.json:
+        print_json(answer)
+    else:
+        state = "is paused" if is_paused else f"fires next at {moment(answer['next_due'])} UTC"
+        print(f"{harmless(options.id)} {state}", file=sys.stderr)
+    return 0
+
+
+def _fire(api: Api, options: argparse.Namespace) -> int:
+    answer = api.post(path_of("v1", "schedules", options.id, "fire"))
+    if options.json:
+        print_json(answer)
+    else:
+        print(answer["id"])
+        print(f"1 message to {harmless(answer['destination'])}", file=sys.stderr)
+    return 0
+
+
 def _preview(api: Api, options: argparse.Namespace) -> int:
     if options.id is not None:
         answer = api.get(path_of("v1", "schedules", options.id), count=options.count)
@@ -137,6 +200,6 @@ def _preview(api: Api, options: argparse.Namespace) -> int:
     if options.json:
         print_json({"times": times})
     else:
-        for time_s in times:
-            print(moment(time_s))
+        for each in times:
+            print(moment(each))
     return 0

@@ -1,21 +1,17 @@
-"""Check a stopped hub's store, repair it, and acknowledge what a running hub reports as damaged.
-
-crosswire store verify /var/lib/crosswire        what is damaged or missing (exit code 1)
-crosswire store repair /var/lib/crosswire        restore what the store and the lake still have
-crosswire store acknowledge                      /readyz is "ready" again
-"""
+"""Check a stopped hub's store, repair it, and acknowledge what a running hub reports as damaged."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from crosswire.cli.hub import add_hub_options, api_of, print_json
+from crosswire.cli.parsers import add_action, add_actions
+from crosswire.cli.progress import progress_lines
 from crosswire.cli.table import harmless, print_table
 from crosswire.plurals import plural
 
@@ -24,18 +20,19 @@ __all__ = ["configure", "run"]
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     """Add the command's options and arguments."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    checking = actions.add_parser(
+    actions = add_actions(parser)
+    checking = add_action(
+        actions,
         "verify",
-        help="read everything and list damage (exit code 1); changes nothing",
-        epilog="example: crosswire store verify /var/lib/crosswire --json",
+        "read everything and list damage (exit code 1); changes nothing",
+        "crosswire store verify /var/lib/crosswire --json",
     )
-    mending = actions.add_parser(
+    mending = add_action(
+        actions,
         "repair",
-        help="write a new store from what is readable and from the lake; the old one is kept",
-        epilog="example: crosswire store repair /var/lib/crosswire. The old files are in "
+        "write a new store from what is readable and from the lake; the old files are in "
         "DIR/damaged-DATE afterwards: remove that folder when you don't need it any more",
+        "crosswire store repair /var/lib/crosswire",
     )
     for each in (checking, mending):
         each.add_argument("data", metavar="DIR", help="the data directory of a hub that is stopped")
@@ -43,8 +40,11 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
             "--lake", metavar="DIR", help="the lake, if it is not in the data directory"
         )
         each.add_argument("--json", action="store_true", help="one JSON object")
-    acknowledging = actions.add_parser(
-        "acknowledge", help="clear the damage that a running hub reports"
+    acknowledging = add_action(
+        actions,
+        "acknowledge",
+        "clear the damage that a running hub reports: it is ready again",
+        "crosswire store acknowledge",
     )
     add_hub_options(acknowledging)
 
@@ -54,19 +54,6 @@ def run(options: argparse.Namespace) -> int:
     return {"verify": _verify, "repair": _repair, "acknowledge": _acknowledge}[options.action](
         options
     )
-
-
-def _progress() -> Callable[[str], None]:
-    """A function that prints a line to standard error, at most one a second."""
-    shown_at = time.monotonic()
-
-    def show(text: str) -> None:
-        nonlocal shown_at
-        if time.monotonic() - shown_at >= 1.0:
-            shown_at = time.monotonic()
-            print(text, file=sys.stderr)
-
-    return show
 
 
 def _lake(options: argparse.Namespace) -> Path:
@@ -79,7 +66,7 @@ def _verify(options: argparse.Namespace) -> int:
 
     # It works on a copy of parts of the store, which it writes to the data directory.
     create_private_files()
-    result = verify(Path(options.data), _lake(options), _progress())
+    result = verify(Path(options.data), _lake(options), progress_lines())
     if options.json:
         print_json({"ok": result.is_intact, **msgspec.to_builtins(result)})
         return 0 if result.is_intact else 1
@@ -104,7 +91,7 @@ def _repair(options: argparse.Namespace) -> int:
     from crosswire.server.store_repair import repair
 
     create_private_files()
-    result = repair(Path(options.data), _lake(options), _progress())
+    result = repair(Path(options.data), _lake(options), progress_lines())
     make_private(Path(options.data))
     if options.json:
         print_json(msgspec.to_builtins(result))

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from crosswire.cli.body import as_body, content_type_of, shown_body
 from crosswire.cli.hub import print_json
+from crosswire.cli.parsers import add_examples
 from crosswire.cli.protocol_options import add_protocol_options, client_of, run_client, with_kind
-from crosswire.cli.stopping import stop_on_sigterm
+from crosswire.cli.stopping import stop_on_signal
 from crosswire.cli.table import harmless
 from crosswire.client import ClientSubscription, Message
 from crosswire.client.message import BYTES, JSON
@@ -39,7 +40,9 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         "--wait", type=float, metavar="SECONDS", help="end when no message arrives for this long"
     )
     parser.add_argument(
-        "--filter", default="", help="only messages whose properties pass, as price>N10;name&Tacme"
+        "--filter",
+        default="",
+        help="only messages whose properties pass, as 'price > 10; name & acme'",
     )
     parser.add_argument("--name", default="", help="name of a durable subscription to a topic")
     parser.add_argument(
@@ -52,11 +55,17 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         "--raw", action="store_true", help="print payloads only, unchanged, one per line"
     )
     add_protocol_options(parser)
+    add_examples(
+        parser,
+        "crosswire sub orders --count 1",
+        "crosswire sub 'topic/ticks/#' --filter 'price > 10' --json",
+        "crosswire sub topic/ticks/acme --name audit --from earliest --via relink",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print messages until SIGTERM, or `--count` or `--wait` is reached; 1 if fewer than `--count`
-    arrived. Raises HubError and ClientError.
+    """Print messages until SIGTERM or SIGINT, or `--count` or `--wait` is reached; 1 if fewer than
+    `--count` arrived. Raises HubError and ClientError.
     """
     destination = with_kind(options.destination, "queue")
     seen = run_client(_print_all(destination, options))
@@ -65,50 +74,68 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _print_all(destination: str, options: argparse.Namespace) -> int:
-    seen = 0
-    stop = stop_on_sigterm()
+    stop = stop_on_signal()
     listener = "subscribers" if destination.startswith("topic/") else "workers"
-    async with (
-        client_of(options, listener) as hub,
-        hub.subscribe(
-            destination,
-            name=options.name,
-            filter=options.filter,
-            start=options.start,
-            window=min(options.count, _WINDOW) or _WINDOW,
-        ) as subscription,
-    ):
-        remark = "" if hub.knows_ids else f" ({protocol(options.via).title} carries no ids)"
-        print(f"subscribed to {destination}{remark}", file=sys.stderr, flush=True)
-        unsubscribing = asyncio.create_task(_unsubscribe(stop, subscription))
-        try:
-            while not options.count or seen < options.count:
+    connecting = asyncio.current_task()
+    subscription: ClientSubscription | None = None
+    is_subscribed = False
+
+    async def unsubscribe() -> None:
+        """On a signal: closing the subscription ends `receive`."""
+        await stop.wait()
+        if subscription is not None and is_subscribed:
+            await subscription.close()
+        elif connecting is not None:
+            connecting.cancel()
+
+    unsubscribing = asyncio.create_task(unsubscribe())
+    try:
+        async with client_of(options, listener) as hub:
+            subscription = hub.subscribe(
+                destination,
+                name=options.name,
+                filter=options.filter,
+                start=options.start,
+                window=min(options.count, _WINDOW) or _WINDOW,
+            )
+            async with subscription:
+                is_subscribed = True
+                remark = "" if hub.knows_ids else f" ({protocol(options.via).title} carries no ids)"
+                print(f"subscribed to {destination}{remark}", file=sys.stderr, flush=True)
                 try:
-                    message = await subscription.receive(options.wait)
-                except RequestTimeout:
-                    break
-                except ConnectionLost:
+                    return await _print_messages(subscription, options, stop)
+                finally:
                     if stop.is_set():
-                        break
-                    raise
-                print_message(message, options, is_typed=options.via in _TYPED)
-                # After printing: a message that could not be printed is delivered again.
-                try:
-                    await message.settle()
-                    seen += 1
-                except DeliveryLost as error:
-                    print(harmless(str(error)), file=sys.stderr)
-        finally:
+                        await unsubscribing
+    except asyncio.CancelledError:
+        if stop.is_set() and not is_subscribed:
+            return 0
+        raise
+    finally:
+        unsubscribing.cancel()
+
+
+async def _print_messages(
+    subscription: ClientSubscription, options: argparse.Namespace, stop: asyncio.Event
+) -> int:
+    seen = 0
+    while not options.count or seen < options.count:
+        try:
+            message = await subscription.receive(options.wait)
+        except RequestTimeout:
+            break
+        except ConnectionLost:
             if stop.is_set():
-                await unsubscribing
-            unsubscribing.cancel()
+                break
+            raise
+        print_message(message, options, is_typed=options.via in _TYPED)
+        # After printing: a message that could not be printed is delivered again.
+        try:
+            await message.settle()
+            seen += 1
+        except DeliveryLost as error:
+            print(harmless(str(error)), file=sys.stderr)
     return seen
-
-
-async def _unsubscribe(stop: asyncio.Event, subscription: ClientSubscription) -> None:
-    """Unsubscribe on SIGTERM, which ends `receive`."""
-    await stop.wait()
-    await subscription.close()
 
 
 def print_message(message: Message, options: argparse.Namespace, *, is_typed: bool = True) -> None:

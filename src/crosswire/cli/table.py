@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["harmless", "in_short", "print_row", "print_table"]
+__all__ = ["harmless", "in_short", "lines_of", "print_row", "print_table"]
 
 
 def harmless(text: str) -> str:
@@ -32,19 +32,47 @@ def print_row(cells: Sequence[object], widths: Sequence[int], *, indent: int = 0
 
     A negative width aligns its cell to the right. Control characters in cells are made visible.
     """
+    _print_line(_line(cells, widths, indent))
+
+
+def _line(cells: Sequence[object], widths: Sequence[int], indent: int = 0) -> str:
     parts = [
         f"{cell:>{-width}}" if width < 0 else f"{cell:<{width}}"
         for cell, width in zip((harmless(str(each)) for each in cells), widths, strict=True)
     ]
-    line = (" " * indent + "  ".join(parts)).rstrip()
+    return (" " * indent + "  ".join(parts)).rstrip()
+
+
+def _print_line(line: str) -> None:
     if sys.stdout.isatty():
         columns = shutil.get_terminal_size().columns
-        line = line if len(line) <= columns else line[: columns - 1] + "…"
+        line = line if len(line) <= columns else line[: max(columns - 1, 0)] + "…"
     print(line)
 
 
-def print_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, indent: int = 0) -> None:
-    """Print a table with columns as wide as their cells. `>name` is aligned to the right."""
+def print_table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    indent: int = 0,
+    empty: str = "",
+) -> None:
+    """Print a table with columns as wide as their cells. `>name` is aligned to the right.
+
+    Without rows, `empty` goes to standard error instead, if it is given.
+    """
+    rows = list(rows)
+    if empty and not rows:
+        print(f"{empty[:1].upper()}{empty[1:]}.", file=sys.stderr)
+        return
+    for line in lines_of(head, rows, indent=indent):
+        _print_line(line)
+
+
+def lines_of(
+    head: Sequence[str], rows: Iterable[Sequence[object]], *, indent: int = 0
+) -> list[str]:
+    """The lines of a table, not cut; as `print_table` prints them."""
     names = [name.removeprefix(">") for name in head]
     table = [[harmless(str(cell)) for cell in row] for row in (names, *rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(head))]
@@ -53,5 +81,4 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, indent
     widths = [
         -width if name.startswith(">") else width for name, width in zip(head, widths, strict=True)
     ]
-    for row in table:
-        print_row(row, widths, indent=indent)
+    return [_line(row, widths, indent) for row in table]

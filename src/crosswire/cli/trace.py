@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from crosswire.cli.body import shown_body
-from crosswire.cli.hub import add_hub_options, api_of, moment, path_of, print_json
+from crosswire.cli.hub import add_hub_options, api_of, path_of, print_json
+from crosswire.cli.parsers import add_examples
 from crosswire.cli.table import harmless, print_table
-from crosswire.envelope import MICROSECONDS
 from crosswire.plurals import plural
 
 __all__ = ["configure", "repeated_deliveries", "run"]
@@ -19,6 +20,7 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     """Add the command's options and arguments."""
     parser.add_argument("id", type=int, help="the message's id")
     add_hub_options(parser)
+    add_examples(parser, "crosswire trace 48211", "crosswire trace 48211 --json")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -30,12 +32,12 @@ def run(options: argparse.Namespace) -> int:
     steps = answer["steps"]
     if answer["message"] is not None:
         print(f"payload  {shown_body(answer['message'])}\n")
-    start = steps[0]["time"] if steps else 0
+    times = [datetime.fromisoformat(step["time"]) for step in steps]
     repeated = repeated_deliveries(steps)
     rows = [
         (
-            _clock(step["time"]),
-            f"+{(step['time'] - start) / 1000:.3f} ms",
+            times[index].strftime("%Y-%m-%d %H:%M:%S.%f"),
+            f"+{(times[index] - times[0]).total_seconds() * 1000:.3f} ms",
             step["step"],
             harmless(step["destination"]),
             harmless(_who(step)),
@@ -45,10 +47,6 @@ def run(options: argparse.Namespace) -> int:
     ]
     print_table(("time", "after", "step", "where", "who", "more"), rows)
     return 0
-
-
-def _clock(time_us: int) -> str:
-    return f"{moment(time_us // MICROSECONDS)}.{time_us % MICROSECONDS:06}"
 
 
 def _who(step: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from crosswire import config as configuration
 from crosswire.cli.hub import print_json
+from crosswire.cli.parsers import add_action, add_actions
 from crosswire.errors import ClientError
 from crosswire.tokens import SHORTEST_TOKEN, TokenHash, hash_token
 
@@ -19,12 +20,13 @@ __all__ = ["configure", "run"]
 
 def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
     """Add the command's options and arguments."""
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    action = actions.add_parser(
+    action = add_action(
+        add_actions(parser),
         "hash",
-        help="the hash of a token, which is read from standard input",
-        description="Print the hash of a token, which is read from standard input, never from the "
-        "command line, where other users of the machine could see it.",
+        "the hash of a token, which is read from standard input, never from the command line, "
+        "where other users of the machine could see it",
+        "crosswire user hash --generate",
+        "crosswire user hash --config crosswire.toml < token.txt",
     )
     action.add_argument(
         "--generate", action="store_true", help="make a new token, and print it with its hash"

@@ -18,6 +18,7 @@ from crosswire.client.adapters.contract import (
     encode,
     retried,
 )
+from crosswire.client.filters import wire_filter
 from crosswire.client.message import Message, OutgoingMessage, outgoing
 from crosswire.client.native.dial import within
 from crosswire.envelope import Property, parse_destination, parse_pattern
@@ -184,7 +185,7 @@ class Client:
         Iterate over it, or enter it with `async with` to be subscribed before the first message is
         awaited. A topic's subscription with a `name` is durable and shared by all who use the name;
         a new one starts at `start`: "earliest", "latest", an id or a time. `filter` selects by
-        properties: "price>N10;name&Tacme". At most `window` messages are unsettled at a time.
+        properties: "price > 10; name & acme". At most `window` messages are unsettled at a time.
         """
         if parse_pattern(destination).kind == "service":
             raise InvalidDestination(f"{destination} is a service: use serve")
@@ -195,7 +196,11 @@ class Client:
         if isinstance(start, datetime):
             start = start.astimezone(UTC).isoformat()
         request = SubscriptionRequest(
-            destination=destination, filter=filter, name=name, start=str(start), window=window
+            destination=destination,
+            filter=wire_filter(filter),
+            name=name,
+            start=str(start),
+            window=window,
         )
         return ClientSubscription(self, request)
 

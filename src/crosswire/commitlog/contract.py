@@ -170,9 +170,10 @@ class CommitGroup:
     """All that becomes durable together, and what has to be done when it is, or can't be.
 
     The store collects changes in it and completes `body` when the group is sealed. `sync` asks for
-    the disk, not only for the operating system; `urgent` means that somebody waits. `sealed_at` and
-    `ended_at` are readings of `perf_counter`, for metrics: its commit began and ended then;
-    `waited_s` is for how long the event loop waited for the disk meanwhile.
+    the disk, not only for the operating system; `urgent` means that somebody waits; `is_large` that
+    it has a message of a MiB or more, which takes long to write. `sealed_at` and `ended_at` are
+    readings of `perf_counter`, for metrics: its commit began and ended then; `waited_s` is for how
+    long the event loop waited for the disk meanwhile.
     """
 
     __slots__ = (
@@ -184,6 +185,7 @@ class CommitGroup:
         "body",
         "copies",
         "ended_at",
+        "is_large",
         "newest_id",
         "number",
         "on_written",
@@ -206,6 +208,7 @@ class CommitGroup:
         self.number = 0
         self.sync = False
         self.urgent = False
+        self.is_large = False
         self.sealed_at = 0.0
         self.ended_at = 0.0
         self.waited_s = 0.0
@@ -251,6 +254,11 @@ class CommitLog(ABC):
     The next group is appended after the last one's `Append` is done. Call everything on the event
     loop's thread.
     """
+
+    lazy_s: float = 0.005
+    """How long what nobody waits for is gathered before it is appended."""
+    is_always_durable: bool = False
+    """Is a group durable when its append is done, even if it does not ask for a sync?"""
 
     @abstractmethod
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -360,8 +368,10 @@ class ReplicatedLog(ABC):
     - a later record that is not a takeover. Its writer appended it after its predecessor was
       confirmed. A takeover proves nothing about what it stands on: its writer has only seen that.
 
-    All of it is called on one event loop.
+    All of it is called on one event loop. `log_id` is empty until it is open.
     """
+
+    log_id: bytes
 
     @property
     @abstractmethod

@@ -24,6 +24,7 @@ from crosswire.errors import LogError, StoreError
 __all__ = ["GroupTarget", "LeaderLog", "boot_time"]
 
 _HEARTBEAT_S: Final = 1.0
+_LAZY_S: Final = 0.25
 
 
 def boot_time() -> float:
@@ -34,8 +35,14 @@ def boot_time() -> float:
 class GroupTarget(Protocol):
     """What durable groups are applied to: the leader's store."""
 
+    def check_intact(self) -> None:
+        """Raises StoreError if what is in this store must not be replicated any more."""
+
     def apply_group(self, group: CommitGroup, body: bytes, position: RecordPosition) -> None:
         """Write a group's changes, with the position of its last record. Raises StoreError."""
+
+    def pass_over(self, position: RecordPosition) -> None:
+        """A record that changes nothing is durable."""
 
 
 class LeaderLog(CommitLog):
@@ -46,6 +53,9 @@ class LeaderLog(CommitLog):
     what it was (LogDamaged, LogForeign), or a durable group can't be applied (StoreError). Nothing
     is answered after that. `time_us` must not run back.
     """
+
+    lazy_s = _LAZY_S
+    is_always_durable = True
 
     def __init__(
         self,
@@ -61,6 +71,11 @@ class LeaderLog(CommitLog):
         self.confirmed_at = clock()
         """When the last append was confirmed, by `clock`: a leader for which that is too long ago
         has to stop."""
+        self.appended_bytes = 0
+        """The size of all bodies of groups so far."""
+        self.pending_bytes = 0
+        """The size of the body of the group that is being appended."""
+        self.last_append_s = 0.0
         self._log = log
         self._chain = chain
         self._target = target
@@ -74,6 +89,16 @@ class LeaderLog(CommitLog):
             tuple[Callable[[RecordChain, int], LogRecord], asyncio.Future[LogRecord]]
         ] = []
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def term(self) -> int:
+        """The number of this leader's takeover."""
+        return self._chain.term
+
+    @property
+    def position(self) -> RecordPosition:
+        """The last record that was made: it may be on its way."""
+        return self._chain.position
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Starts the task that appends."""
@@ -121,7 +146,7 @@ class LeaderLog(CommitLog):
             async with asyncio.timeout(self._heartbeat_s):
                 await self._wake.wait()
         except TimeoutError:
-            await self._append(self._chain.heartbeat(self._time_us()))
+            await self._append_between(self._chain.heartbeat(self._time_us()))
             return
         self._wake.clear()
         if self._waiting is not None:
@@ -132,18 +157,30 @@ class LeaderLog(CommitLog):
         requests, self._requests = self._requests, []
         for make, done in requests:
             record = make(self._chain, self._time_us())
-            await self._append(record)
+            await self._append_between(record)
             if not done.done():
                 done.set_result(record)
 
     async def _append_group(self, group: CommitGroup) -> None:
         recorded = group.body
         assert isinstance(recorded, RecordedBody)
+        # Here, and not when damage is found: what it made the hub settle is in this group.
+        self._target.check_intact()
         body = recorded.encode()
+        self.pending_bytes = len(body)
         for record in self._chain.group(body, self._time_us()):
             await self._append(record)
         self._target.apply_group(group, body, self._chain.position)
+        self.appended_bytes += len(body)
+        self.pending_bytes = 0
+
+    async def _append_between(self, record: LogRecord) -> None:
+        """Append a record that is no part of a group."""
+        await self._append(record)
+        self._target.pass_over(record.position)
 
     async def _append(self, record: LogRecord) -> None:
+        began = self._clock()
         await self._log.append(record)
         self.confirmed_at = self._clock()
+        self.last_append_s = self.confirmed_at - began

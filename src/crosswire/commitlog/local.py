@@ -12,12 +12,12 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Lock, Thread
 from time import perf_counter
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from crosswire.commitlog.contract import Append, CommitGroup, CommitLog
 from crosswire.errors import StoreError
 
-__all__ = ["LocalLog", "LogEngine", "Sync", "Syncer"]
+__all__ = ["LocalLog", "LogEngine", "Sync", "Synced", "Syncer"]
 
 _FEW: Final = 4
 """Up to this number of messages the loop waits for the disk. With more it is better to gather the
@@ -74,8 +74,8 @@ class LocalLog(CommitLog):
 
     def append(self, group: CommitGroup, *, blocking: bool = False) -> Append:
         """The write is always done on this thread: it takes microseconds, and a second group must
-        not overtake it. The sync is done by the thread, or here where the disk is known to be
-        quick and few messages wait for it."""
+        not overtake it. The sync is done by the log's thread. Where the disk is known to be quick
+        and few messages wait for it, this one waits for the other, at most `patience_s`."""
         self._append = append = Append()
         try:
             self._engine.write_group(group)
@@ -91,7 +91,9 @@ class LocalLog(CommitLog):
         elif group.urgent and group.appended_count <= _FEW and self._syncer.is_quick:
             if group.on_written is not None:
                 group.on_written()
-            append.finish(self._syncer.sync_now())
+            synced = self._syncer.order_and_wait()
+            if synced is not None:
+                append.finish(synced.error)
         else:
             # The disk first: what `on_written` causes runs while it works.
             self._syncer.order()
@@ -116,14 +118,34 @@ class LocalLog(CommitLog):
             callback(append)
 
 
-class Syncer:
-    """Calls `sync`, which returns the error if there is one, never twice at a time: on a thread of
-    its own, or at once.
+class Synced(NamedTuple):
+    """The outcome of a sync."""
 
-    To wake a thread and to be woken by it takes longer than a quick disk does. `is_quick` is
-    whether a sync is worth waiting for: the moving average of recent ones is below `patience_s`. In
-    that average one sync that took very long counts for dozens. Until there is an average, the
-    disk counts as slow.
+    error: StoreError | None
+
+
+class _SyncOrder:
+    """One sync. Its outcome is given once: to the loop that waits for it, or, after that has given
+    up, by a call of `done`. Who takes `claim` first decides."""
+
+    __slots__ = ("claim", "error", "is_done")
+
+    def __init__(self) -> None:
+        self.claim = Lock()
+        self.is_done = Lock()
+        self.is_done.acquire()
+        self.error: StoreError | None = None
+
+
+class Syncer:
+    """Calls `sync`, which returns the error if there is one, on a thread of its own.
+
+    The loop may wait for it: with few messages that is sooner than to be called by the loop's next
+    turn, if the disk is quick. `is_quick` is whether a sync is worth waiting for: the moving
+    average of recent ones is below `patience_s`. In that average one sync that took very long
+    counts for dozens. Until there is an average, the disk counts as slow. A disk that was quick and
+    is not is waited for no longer than `patience_s`: the loop goes on, and is called when it is
+    done.
     """
 
     def __init__(self, sync: Sync, patience_s: float) -> None:
@@ -131,7 +153,7 @@ class Syncer:
         self._patience_s = patience_s
         self._average_s = 2 * patience_s
         self._thread: Thread | None = None
-        self._orders: SimpleQueue[bool] = SimpleQueue()
+        self._orders: SimpleQueue[_SyncOrder | None] = SimpleQueue()
         self._taken = Lock()
 
     def start(
@@ -147,7 +169,7 @@ class Syncer:
     def stop(self) -> None:
         """End the thread after the order that it works on."""
         if self._thread is not None:
-            self._orders.put(False)
+            self._orders.put(None)
             self._thread.join()
 
     @property
@@ -168,16 +190,31 @@ class Syncer:
         It needs the interpreter's lock for a moment. If this thread did not release it, the fsync
         would begin when the loop has nothing else to do, and would save no time.
         """
+        order = _SyncOrder()
+        order.claim.acquire()
         self._taken.acquire(blocking=False)
-        self._orders.put(True)
+        self._orders.put(order)
         self._taken.acquire(timeout=_HAND_OVER_S)
+
+    def order_and_wait(self) -> Synced | None:
+        """Have the thread sync, and wait for the outcome. None if that takes longer than
+        `patience_s`: then `done` is called on the loop."""
+        order = _SyncOrder()
+        self._orders.put(order)
+        if not order.is_done.acquire(timeout=self._patience_s) and order.claim.acquire(False):
+            return None
+        return Synced(order.error)
 
     def _work(
         self, loop: asyncio.AbstractEventLoop, done: Callable[[StoreError | None], None]
     ) -> None:
-        while self._orders.get():
-            self._taken.release()
-            error = self.sync_now()
+        while (order := self._orders.get()) is not None:
+            if self._taken.locked():
+                self._taken.release()
+            order.error = self.sync_now()
+            if order.claim.acquire(blocking=False):
+                order.is_done.release()
+                continue
             if loop.is_closed():
                 return  # the program ends without having closed the store: nobody waits
-            loop.call_soon_threadsafe(done, error)
+            loop.call_soon_threadsafe(done, order.error)

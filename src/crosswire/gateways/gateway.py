@@ -28,7 +28,7 @@ from crosswire.errors import (
     ServiceUnavailable,
 )
 from crosswire.gateways.certificates import PeerCertificate, read_certificate
-from crosswire.gateways.context import GatewayContext, Leftover, TapSource
+from crosswire.gateways.context import ClosedConnection, GatewayContext, Leftover, TapSource
 from crosswire.hub.attachment import (
     UNSUBSCRIBED,
     Attachment,
@@ -60,8 +60,6 @@ NEWCOMER_FRAME_BYTES: Final = 64 * 1024
 
 _EVICTED_S: Final = 1.0
 """How long a peer that is disconnected for its memory may take to read the goodbye."""
-_CALL_BYTES: Final = 1024
-"""What a call in progress takes in memory beside its payload, roughly."""
 
 
 class Gateway(ABC):
@@ -89,6 +87,8 @@ class Gateway(ABC):
         self.id = context.name_connection(listener)
         self.since = context.now()
         self.principal = ANONYMOUS
+        self.client_name = ""
+        """What the peer calls itself, where its protocol has a name for it."""
         self.certificate: PeerCertificate | None = None
         """What identified it, if that was a certificate."""
         self.left = False
@@ -99,6 +99,7 @@ class Gateway(ABC):
         self.calls: dict[int, Call] = {}
         self._withheld = WithheldRoom()
         self._limits_reported: set[str] = set()
+        self._end_reason = ""
         self._granted: object = None
         """The last right that `require` found, by the users that it was decided for."""
 
@@ -194,13 +195,42 @@ class Gateway(ABC):
             self.context.newcomers.remove(self)
             self.session.connection.limit_frames(None)
         self.account.move(self.context.owner_of(principal, self.host))
+        self._claim_slot()
+
+    def _claim_slot(self) -> None:
+        """Its slot counts for its user; the peer is disconnected if others need it more."""
+        context = self.context
+        share = context.config.limits.share
+        if not context.connection_slots.assign(self, self.principal, share):
+            context.count("rejected", self.protocol)
+            crowded = ServiceUnavailable("the hub has no room for another connection of one user")
+            asyncio.get_running_loop().call_soon(self.turn_away, crowded)
 
     def identify_by_token(self, token: str) -> str | None:
-        """The user with this token, whom the peer is from now on; None if there is none."""
-        principal = self.context.access.by_token(token)
-        if principal is not None:
-            self.identify(principal)
+        """The user with this token, whom the peer is from now on; None if there is none, or if it
+        can't become that one."""
+        principal = self.find_user(token)
+        if principal is None or not self.may_become(principal):
+            return None
+        self.identify(principal)
         return principal
+
+    def find_user(self, token: str) -> str | None:
+        """The user with this token; None if there is none. If that can't be found out now, the peer
+        is disconnected: it may connect again."""
+        try:
+            return self.context.by_token(token, self.host)
+        except ServiceUnavailable as error:
+            # Before the refusal, which is delayed at such an address.
+            asyncio.get_running_loop().call_soon(self.turn_away, error)
+            return None
+
+    def may_become(self, principal: str) -> bool:
+        """Whether it may be this user: one that has something as another user stays that one, or
+        what it has would outlive the other's rights."""
+        if self.principal in (ANONYMOUS, principal):
+            return True
+        return not (self.attachments or self.providers or self.calls)
 
     def refuse_sign_in(self, answer: Callable[[], None]) -> None:
         """Count a failed sign-in, and call `answer`, the later the more of them its address has
@@ -267,6 +297,8 @@ class Gateway(ABC):
     def _enter(self, now: float) -> Connection:
         context, transport = self.context, self.session.transport
         owner = context.owner_of(ANONYMOUS, self.host)
+        if owner:
+            self.hub.holders.add(self.id, owner)
         self.account = self.session.account = context.budget.open(self, owner)
         certificate = read_certificate(transport)
         known = context.by_certificate(certificate)
@@ -290,6 +322,8 @@ class Gateway(ABC):
             context.count("rejected", self.protocol)
             # The connection is made all the same: only it knows its protocol's refusal.
             connection.fail(ServiceUnavailable("the hub has no room for another connection"))
+        elif self.principal:
+            self._claim_slot()
         return connection
 
     def _open_tap(self, tap: TapSource) -> None:
@@ -405,7 +439,7 @@ class Gateway(ABC):
 
         def finish(call: Call, answer: Answer) -> None:
             if self.calls.pop(call.id, None) is not None and self.counts_calls:
-                self.account.add(-_size(call))
+                self.account.add(-call.size_bytes)
             # The caller may have gone while its request was in the hub: nobody to answer.
             if not self.left:
                 if isinstance(answer, Envelope):
@@ -423,7 +457,7 @@ class Gateway(ABC):
             if not call.is_done:
                 self.calls[call.id] = call
                 if self.counts_calls:
-                    self.account.add(_size(call))
+                    self.account.add(call.size_bytes)
 
     def serve(self, services: Sequence[str], *, window: Window | int = 256) -> Provider:
         """Have the calls of these services sent to this peer."""
@@ -516,14 +550,16 @@ class Gateway(ABC):
         # What is not written may be most of it, and its peer need not read it.
         asyncio.get_running_loop().call_later(_EVICTED_S, self.session.abort)
 
-    def disconnect(self) -> bool:
+    def disconnect(self, reason: str = "") -> bool:
         """Disconnect it with the protocol's goodbye, in time even if the peer doesn't answer that.
 
-        False if it was gone already. Not to be called while its events are handled.
+        False if it was gone already. The `reason` is for operators. Not to be called while its
+        events are handled.
         """
         if self.is_gone:
             self.abandon()
             return False
+        self._end_reason = reason
         # Some protocols wait for the peer's own goodbye: it gets nothing new meanwhile.
         self._run("drain", self.drain)
         self.session.close()
@@ -575,7 +611,9 @@ class Gateway(ABC):
         # First what keeps others out, a slot and a name. Each step runs even if another raises.
         self.context.gateways.pop(self.id, None)
         self.context.connection_slots.leave(self)
+        self.context.note_departure(self.session)
         self.context.newcomers.remove(self)
+        self.hub.holders.remove(self.id)
         self._run("leave", self.leave)
         # There may be a thousand of each: a part of them, or all, in this turn of the event loop.
         held: list[Attachment | Provider] = [*self.attachments, *self.providers]
@@ -585,15 +623,40 @@ class Gateway(ABC):
         self.attachments.clear()
         self.providers.clear()
         self.calls.clear()
+        wrong = self._other_protocol()
         if isinstance(end, ConnectionFailed):
             kind = type(end.error).__name__
             self.context.count("failed", self.protocol, kind)
-            described = "; ".join(filter(None, (str(end.error), self._other_protocol())))
+            described = "; ".join(filter(None, (str(end.error), wrong)))
             self.log(logging.WARNING, "failed", error=kind, description=described)
-        elif (wrong := self._other_protocol()) is not None:
+            self._note_end(self._end_reason or described)
+        elif wrong is not None:
             self.log(logging.WARNING, "closed", description=wrong)
+            self._note_end(self._end_reason or wrong)
         else:
             self.log(logging.INFO, "closed")
+            closed = "closed" if end.clean else "closed without the protocol's goodbye"
+            self._note_end(
+                self._end_reason or ("the hub stopped" if self.context.draining else closed)
+            )
+
+    def _note_end(self, reason: str) -> None:
+        session = self.session
+        self.context.closed.append(
+            ClosedConnection(
+                self.id,
+                self.protocol,
+                self.listener,
+                self.address,
+                self.principal,
+                self.client_name,
+                self.since,
+                self.context.now(),
+                reason,
+                session.received_bytes,
+                session.sent_bytes,
+            )
+        )
 
     def _other_protocol(self) -> str | None:
         """The protocol of a peer that speaks another than ours, for people."""
@@ -624,11 +687,6 @@ class WithheldRoom:
         taken, self._taken = self._taken, []
         for window, count in taken:
             window.grant(count, now)
-
-
-def _size(call: Call) -> int:
-    """What a call in progress takes in memory, roughly."""
-    return len(call.envelope.payload) + _CALL_BYTES
 
 
 def guarded(callback: Callable[P, None], broken: Callable[[Exception], None]) -> Callable[P, None]:

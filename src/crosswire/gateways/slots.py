@@ -1,22 +1,36 @@
-"""Connections that the hub has room for, and those whose peers have not identified themselves."""
+"""Connections that the hub has room for, and those whose peers have not identified themselves.
+
+Every socket that a peer opened is an open file: those that have no slot, before and after a
+connection, are limited as well (`PassingSockets`).
+"""
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Callable
 from itertools import count, takewhile
 from typing import ClassVar, Final, Protocol
 
 from crosswire.errors import CrosswireError, PeerTimeout, ServiceUnavailable
+from crosswire.listeners import network_of
 from crosswire.session import Session
 
-__all__ = ["IDENTIFY_S", "ConnectionSlots", "Newcomer", "Newcomers", "Occupant"]
+__all__ = [
+    "IDENTIFY_S",
+    "ConnectionSlots",
+    "Newcomer",
+    "Newcomers",
+    "Occupant",
+    "PassingSockets",
+]
 
 IDENTIFY_S: Final = 10.0
 """How long a peer may take to identify itself, once there are users."""
 _LEAST_STALE: Final = 64
 NEWCOMERS_PART: Final = 10
 """One of this many connections may be without identity."""
+_LEAST_PASSING: Final = 16
 
 
 class Occupant(Protocol):
@@ -49,6 +63,8 @@ class ConnectionSlots:
         self.most_per_address = most_per_address
         self._hosts: dict[Occupant, str] = {}
         self._by_host: Counter[str] = Counter()
+        self._users: dict[Occupant, str] = {}
+        self._by_user: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._hosts)
@@ -63,7 +79,7 @@ class ConnectionSlots:
 
     def enter(self, occupant: Occupant, host: str) -> bool:
         """Take a slot; False if there is no room for one more."""
-        if self.is_full or self._by_host[host] >= self.most_per_address:
+        if self.is_full or self._by_host[network_of(host)] >= self.most_per_address:
             return False
         self.add(occupant, host)
         return True
@@ -71,7 +87,7 @@ class ConnectionSlots:
     def add(self, occupant: Occupant, host: str) -> None:
         """Count it even above the limits: it is there."""
         if occupant not in self._hosts:
-            self._hosts[occupant] = host
+            host = self._hosts[occupant] = network_of(host)
             self._by_host[host] += 1
 
     def leave(self, occupant: Occupant) -> None:
@@ -83,10 +99,61 @@ class ConnectionSlots:
         if not self._by_host[host]:
             # Addresses come and go for as long as the hub runs: only those present are kept.
             del self._by_host[host]
+        self._forget_user(occupant)
+
+    def assign(self, occupant: Occupant, user: str, share: float) -> bool:
+        """An occupant has identified itself as this user. False if it has to leave: the last part
+        of all slots, `share` of them, is for users with less than their share."""
+        if occupant not in self._hosts:
+            return True
+        self._forget_user(occupant)
+        is_crowded = len(self._hosts) > self.most * (1 - share)
+        if is_crowded and self._by_user[user] >= max(int(self.most * share), 1):
+            return False
+        self._users[occupant] = user
+        self._by_user[user] += 1
+        return True
+
+    def _forget_user(self, occupant: Occupant) -> None:
+        user = self._users.pop(occupant, None)
+        if user is not None:
+            self._by_user[user] -= 1
+            if not self._by_user[user]:
+                del self._by_user[user]
 
     def occupants(self) -> list[Occupant]:
         """A copy, which may be iterated while occupants leave."""
         return list(self._hosts)
+
+
+class PassingSockets:
+    """Sockets that are open without a connection: during a TLS handshake, or after the goodbye,
+    while their peer may read it. Beyond `most` the oldest is closed."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._close: dict[object, Callable[[], object]] = {}
+        """In order of arrival."""
+
+    def __len__(self) -> int:
+        return len(self._close)
+
+    @staticmethod
+    def part_of(connections: int) -> int:
+        """How many there may be beside this many connections."""
+        return max(connections // NEWCOMERS_PART, _LEAST_PASSING)
+
+    def add(self, passing: object, close: Callable[[], object]) -> bool:
+        """There is one more; `close` closes its socket. Whether another one was closed for it."""
+        self._close[passing] = close
+        if len(self._close) <= self.most:
+            return False
+        self._close.pop(next(iter(self._close)))()
+        return True
+
+    def remove(self, passing: object) -> None:
+        """It has a connection now, or is closed. May be repeated."""
+        self._close.pop(passing, None)
 
 
 class Newcomers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import insort
 from collections.abc import Callable, Collection, Iterable
 from itertools import count
 from typing import Final, Protocol, TypeAlias
@@ -121,8 +122,7 @@ class Window:
 
     def join(self, waiter: Waiter) -> None:
         """One more shares this window; those with a higher weight are woken before it."""
-        self.attachments.append(waiter)
-        self.attachments.sort(key=lambda each: -each.weight)
+        insort(self.attachments, waiter, key=lambda each: -each.weight)
 
     def grant(self, count: int, now: float) -> None:
         """Add capacity for `count` messages."""

@@ -56,6 +56,7 @@ from crosswire.commitlog.local import LocalLog
 from crosswire.errors import HubError, StoreError, StoreFailed
 from crosswire.hub.dispatch import Dispatcher, DispatchLoop
 from crosswire.hub.ledger import Ledger
+from crosswire.hub.turns import TurnShare
 from crosswire.store.contract import Store
 from crosswire.store.engine import refusal
 
@@ -63,13 +64,13 @@ __all__ = ["CommitPath", "CommitReader", "CommitStage", "StoredBacklog"]
 
 _log = logging.getLogger("crosswire.hub")
 
-_LAZY_S: Final = 0.005
-"""How long what nobody waits for is gathered."""
 _SYNC_S: Final = 1.0
 """How long what was written may stay with the operating system only."""
 _RELEASED: Final = 16
 """Queues and subscriptions that get their messages before others may have a turn."""
 _RETRY_S: Final = 0.25
+_LARGE_S: Final = 0.01
+"""Roughly how long a group with a message of a MiB takes to be written: more than a turn."""
 
 
 class CommitStage(IntEnum):
@@ -145,6 +146,8 @@ class CommitPath:
         self._sync_timer: asyncio.TimerHandle | None = None
         self._awaits_sync = False
         self._is_scheduled = False
+        self._own_turn = TurnShare(dispatch.turns, self._begin_alone)
+        self._has_own_turn = False
         self._is_closed = False
         self._flight: CommitGroup | None = None
         self._flushes: list[asyncio.Future[None]] = []
@@ -257,7 +260,7 @@ class CommitPath:
             # At the end of the turn: everything that was read in it is one group.
             self._loop.call_soon(self._begin)
         elif self._timer is None:
-            self._timer = self._loop.call_later(_LAZY_S, self._begin)
+            self._timer = self._loop.call_later(self._log.lazy_s, self._begin)
 
     def _begin(self) -> None:
         """Seal the open group, and append it."""
@@ -268,6 +271,11 @@ class CommitPath:
             self._timer = None
         if self._flight is not None or self._is_closed or self._loop is None:
             return
+        if self.group.is_large and not self._has_own_turn:
+            self._is_scheduled = self._has_own_turn = True
+            self._own_turn.later(_LARGE_S)
+            return
+        self._has_own_turn = False
         store = self._store
         if store.last_error is not None and not store.mend():
             # Not sealed: the open group keeps growing until the engine can be opened again.
@@ -287,6 +295,12 @@ class CommitPath:
             self._continue(append.error)
         else:
             append.add_done_callback(self._on_appended)
+
+    def _begin_alone(self) -> None:
+        """To write a large message takes long: in a turn that began with this."""
+        # What the commit causes is not this share's: it may go on meanwhile.
+        self._dispatch.turns.current = None
+        self._begin()
 
     def _on_appended(self, append: Append) -> None:
         self._dispatch.turns.enter()
@@ -358,6 +372,15 @@ class CommitPath:
             self._is_closed = True
             self._store.close()
 
+    def abandon(self) -> None:
+        """Stop without an answer to anybody, now: another replica leads. The store stays open."""
+        for timer in (self._timer, self._sync_timer):
+            if timer is not None:
+                timer.cancel()
+        # Without a loop no request begins a group.
+        self._loop, self._is_closed = None, True
+        self._log.stop()
+
     # One group.
 
     def _seal(self) -> CommitGroup:
@@ -394,7 +417,7 @@ class CommitPath:
         store, error = self._store, append.error
         if error is None:
             store.applied(group)
-            self._awaits_sync = not group.sync
+            self._awaits_sync = not group.sync and not self._log.is_always_durable
             if self._awaits_sync and self._sync_timer is None and self._loop is not None:
                 self._sync_timer = self._loop.call_later(_SYNC_S, self._sync_soon)
         else:

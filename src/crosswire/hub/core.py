@@ -14,6 +14,7 @@ from crosswire.hub.dispatch import Dispatcher, DispatchLoop, Watchers
 from crosswire.hub.floors import Floors
 from crosswire.hub.ledger import Ledger
 from crosswire.hub.seals import LakeSeals
+from crosswire.hub.shares import Holders
 from crosswire.hub.timers import Timers
 from crosswire.hub.wall import WallClock
 from crosswire.store.contract import Store
@@ -22,8 +23,9 @@ __all__ = ["Core", "SendEnvelope", "WindowTotal"]
 
 _READ_AGAIN_S: Final = 1.0
 
-SendEnvelope: TypeAlias = Callable[[Envelope, float], None]
-"""Sends a message of the hub itself, which must not get lost: `Intake.inject`."""
+SendEnvelope: TypeAlias = Callable[[Envelope, float], int]
+"""Sends a message of the hub itself, which must not get lost, and returns its id:
+`Intake.inject`."""
 
 
 class WindowTotal:
@@ -62,6 +64,7 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     seals: LakeSeals
     watchers: Watchers
     windows: WindowTotal
+    holders: Holders
     chance: Callable[[], float]
 
     def read_again(self, dispatcher: Dispatcher) -> None:

@@ -18,9 +18,18 @@ from crosswire.hub.cursor import FailedDelivery
 from crosswire.hub.dispatch import DispatchLoop
 from crosswire.hub.ledger import Step
 
-__all__ = ["DeadLetter", "DeadLetters", "Refit", "bury"]
+__all__ = [
+    "DeadLetter",
+    "DeadLetters",
+    "Refit",
+    "bury",
+    "origin_of",
+    "sent_again_as",
+    "sent_as_detail",
+]
 
 _NATIVE: Final = "crosswire.dead"
+_SENT_AS: Final = "sent again as "
 _MARKS: Final = ("dead-cause", "dead-attempts", "dead-origin", "dead-id")
 
 Refit: TypeAlias = Callable[[Envelope, Envelope], Envelope]
@@ -63,6 +72,9 @@ class DeadLetterQueue(Protocol):
 
     def exchange(self, envelope: Envelope, record: bytes) -> None:
         """Replace the message that has this envelope's id."""
+
+    def is_free(self, identifier: int) -> bool:
+        """Whether it is not settled, and no consumer holds it."""
 
     def remove(
         self, ids: Iterable[int], step: Step, now: float, *, detail: str = ""
@@ -150,7 +162,8 @@ class DeadLetters:
         refit: Refit | None = None,
     ) -> Sequence[int]:
         """Send these again, by default to where they came from: to their queue, or to the named
-        subscription that could not take them, and to no other subscriber of the topic.
+        subscription that could not take them, and to no other subscriber of the topic. With a
+        `destination`, messages of any queue are moved there.
 
         Returns the ids of those that were there. Sent and removed in one group: never both, never
         none.
@@ -165,8 +178,11 @@ class DeadLetters:
             envelope = _revive(dead_letter.envelope, target)
             if refit is not None and dead_letter.origin:
                 envelope = refit(envelope.replace(destination=dead_letter.origin), envelope)
-            if self._queue(queue).remove([identifier], Step.REPLAYED, now):
-                send(envelope, now)
+            letters = self._queue(queue)
+            if letters.is_free(identifier):
+                # Sent first: its new id is noted with the removal, and what can't be sent stays.
+                sent = send(envelope, now)
+                letters.remove([identifier], Step.REPLAYED, now, detail=sent_as_detail(sent))
                 replayed.append(identifier)
         self._loop.pump(now)
         return replayed
@@ -221,6 +237,23 @@ def _revive(envelope: Envelope, destination: str) -> Envelope:
         properties=_without(envelope.properties),
         native=native,
     )
+
+
+def origin_of(envelope: Envelope) -> tuple[int, str] | None:
+    """The id that a dead letter had before, and where; None for a message that is none."""
+    letter = _read(envelope)
+    return (letter.origin_id, letter.origin) if letter.origin_id else None
+
+
+def sent_as_detail(identifier: int) -> str:
+    """The detail, in the ledger, of a message that was sent again with this id."""
+    return f"{_SENT_AS}{identifier}"
+
+
+def sent_again_as(detail: str) -> int | None:
+    """The new id of a message that was sent again, by the detail of that step in the ledger."""
+    identifier = detail.removeprefix(_SENT_AS)
+    return int(identifier) if identifier != detail and identifier.isdecimal() else None
 
 
 def _unmarked(envelope: Envelope) -> Envelope:

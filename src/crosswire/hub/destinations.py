@@ -51,11 +51,12 @@ class Destinations:
                 policy = self._topic_policy(destination)
                 topics.add(Topic(core, destination, policy))
 
-    def target(self, destination: str, principal: str = "", *, own: bool = False) -> Queue | Topic:
-        """The queue or topic of that name, opened if need be; a new one counts for the principal.
+    def target(self, destination: str, holder: str = "", *, own: bool = False) -> Queue | Topic:
+        """The queue or topic of that name, opened if need be; a new one counts for the holder.
         Raises InvalidDestination, DestinationFull.
 
-        `own`: the hub chose the name itself, which need not be one that a peer may choose.
+        `own`: the hub chose the name itself, which need not be one that a peer may choose. No limit
+        refuses it, and dead letters count for whom their queue counts for.
         """
         target = self.queues.get(destination) or self.topics.get(destination)
         if target is not None:
@@ -63,15 +64,18 @@ class Destinations:
         kind = (parse_stored_destination if own else self.parse)(destination).kind
         if kind == "service":
             raise InvalidDestination(f"{destination!r} is called, nothing can be sent to it")
-        self.owners.create(destination, principal)
+        if own:
+            self.owners.create_own(destination, destination.removesuffix("/dead"))
+        else:
+            self.owners.create(destination, holder)
         return self._open_queue(destination) if kind == "queue" else self._open_topic(destination)
 
-    def queue(self, destination: str, principal: str = "") -> Queue:
+    def queue(self, destination: str, holder: str = "") -> Queue:
         """The queue of that name, opened if need be. Raises InvalidDestination, DestinationFull."""
         queue = self.queues.get(destination)
         if queue is None:
             self.parse(destination)
-            self.owners.create(destination, principal)
+            self.owners.create(destination, holder)
             queue = self._open_queue(destination)
         return queue
 

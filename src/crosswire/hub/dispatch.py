@@ -127,33 +127,40 @@ class DispatchLoop:
         next turns. Receivers may call the hub meanwhile.
 
         Called by one of those, it returns at once: the running one continues with what was added.
+        So it does while a rest waits for its turn: it is not done in the time of a peer that had no
+        part in it.
         """
-        if self._is_pumping:
+        if self._is_pumping or self._share.is_waiting:
             return
         run, deferred, touched = self.callbacks.run, self._deferred, self._touched
-        is_over = self.turns.is_over
+        turns, is_over = self.turns, self.turns.is_over
         if is_over():
             if deferred or touched:
                 self._share.later()
             return
         self._is_pumping = True
+        before = turns.current
         try:
             while deferred or touched:
                 # Deferred calls first: a dispatcher must see what they change (a consumer that
                 # was closed, a listener that attached others), or it hands out to the wrong one.
                 if deferred:
                     kind, callback, args, share = deferred.popleft()
+                    # What it defers in turn has the same cause.
+                    turns.current = share
                     run(kind, callback, *args)
                     if share is not None:
                         share.finished()
                 else:
                     dispatcher, _ = touched.popitem(last=False)
+                    turns.current = None
                     run("dispatch", dispatcher.dispatch, now)
                 if is_over() and (deferred or touched):
                     self._share.later()
                     break
         finally:
             self._is_pumping = False
+            turns.current = before
 
     # Receivers are called by these only. One that raises may have lost what it was given, and its
     # peer would wait for ever: its participant is closed, what it held goes to others, and

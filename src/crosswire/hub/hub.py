@@ -32,14 +32,14 @@ from crosswire.hub.dispatch import Dispatcher, DispatchLoop, Watchers
 from crosswire.hub.floors import Floors
 from crosswire.hub.ingest.staging import Staging
 from crosswire.hub.intake import Intake
-from crosswire.hub.ledger import Ledger, LedgerPeer, LedgerRow
+from crosswire.hub.ledger import NOBODY, Ledger, LedgerPeer, LedgerRow
 from crosswire.hub.policies import HubConfig
 from crosswire.hub.queues import Queue
 from crosswire.hub.removals import UnusedDestinations
 from crosswire.hub.schedules import Schedules
 from crosswire.hub.seals import LakeSeals
 from crosswire.hub.services import Answer, Call, Provider, ProviderReceiver, Services
-from crosswire.hub.shares import DestinationOwners, Quota
+from crosswire.hub.shares import DestinationOwners, Holders, Quota
 from crosswire.hub.subscriptions import Start, Subscriptions, predicate
 from crosswire.hub.timers import Timers
 from crosswire.hub.topics import KnownTopics, Topic
@@ -93,18 +93,21 @@ class Hub:
         floors = Floors(store, self.damage)
         self.seals = LakeSeals(store, self.commits, self.damage, floors, withheld=config.lake)
         self.windows = WindowTotal(config.windows_bytes)
+        self.holders = Holders()
+        """Whose shares what connections create counts for."""
         self._core = core = Core(
             store=store,
             ledger=self.ledger,
             loop=loop,
             commits=self.commits,
-            timers=Timers(loop.callbacks),
+            timers=Timers(loop.callbacks, loop.turns.is_over),
             wall=self.wall,
             damage=self.damage,
             floors=floors,
             seals=self.seals,
             watchers=Watchers(loop.callbacks),
             windows=self.windows,
+            holders=self.holders,
             chance=random.random,
         )
         owners = DestinationOwners(store, config.share)
@@ -129,9 +132,20 @@ class Hub:
         self._intake = Intake(core, self._destinations, self.subscriptions)
         self.produce = self._intake.produce
         """Accepts a batch of one producer, for queues and topics: see `Intake.produce`."""
-        self.services = Services(core, config.service, config.topic, owners)
+        self.services = Services(
+            core,
+            config.service,
+            config.topic,
+            owners,
+            share=config.share,
+            calls_bytes=config.calls_bytes,
+        )
         self.schedules = Schedules(
-            core, self.inject, Quota("schedules", config.schedules, config.share)
+            core,
+            self.inject,
+            self._destinations.target,
+            Quota("schedules", config.schedules, config.share),
+            Quota("bytes of scheduled messages", config.schedules_bytes, config.share),
         )
         self.dead_letters = DeadLetters(
             self._destinations.queue,
@@ -141,7 +155,11 @@ class Hub:
             loop,
         )
         self.staging = Staging(
-            core, self._destinations, config.staging, take_over=self._intake.take_over
+            core,
+            self._destinations,
+            config.staging,
+            config.share,
+            take_over=self._intake.take_over,
         )
         self._unused = UnusedDestinations(
             core,
@@ -175,12 +193,13 @@ class Hub:
 
     # Producing, beside `produce`.
 
-    def inject(self, envelope: Envelope, now: float) -> None:
+    def inject(self, envelope: Envelope, now: float) -> int:
         """Send a message of the hub itself, which must not get lost: schedules, dead letters.
 
-        No limit refuses it, and it goes into the next group if its group can't be written.
+        No limit refuses it, and it goes into the next group if its group can't be written. Returns
+        its id.
         """
-        self._intake.inject(envelope, now)
+        return self._intake.inject(envelope, now)
 
     def _way_back(self, queue: str) -> SendEnvelope | None:
         """How dead letters of this queue return to their subscription; None if they are a queue's.
@@ -198,10 +217,13 @@ class Hub:
             )
         return lambda envelope, now: self._intake.give_back(envelope, subscription, now)
 
-    def target(self, destination: str, principal: str = "") -> Queue | Topic:
-        """The queue or topic of that name, opened if need be; a new one counts for the principal.
-        Raises InvalidDestination, DestinationFull."""
-        return self._destinations.target(destination, principal)
+    def target(self, destination: str, peer: LedgerPeer = NOBODY) -> Queue | Topic:
+        """The queue or topic of that name, opened if need be; a new one counts for the peer. Raises
+        InvalidDestination, DestinationFull."""
+        return self._destinations.target(destination, self._holder(peer))
+
+    def _holder(self, peer: LedgerPeer) -> str:
+        return self.holders.of(peer.principal, peer.connection)
 
     # Consuming.
 
@@ -230,7 +252,7 @@ class Hub:
             raise InvalidDestination(f"{destination!r} is not a queue")
         # Before the queue is opened: its number in the store is never freed again.
         matches = predicate(filter)
-        consumer = self._destinations.queue(destination, peer.principal).attach(
+        consumer = self._destinations.queue(destination, self._holder(peer)).attach(
             receiver,
             now,
             peer=peer,
@@ -275,7 +297,7 @@ class Hub:
         attachment: Attachment
         if name:
             subscription = self.subscriptions.named(
-                name, pattern, filter, start, now, peer.principal
+                name, pattern, filter, start, now, peer.principal, self._holder(peer)
             )
             attachment = subscription.attach(
                 receiver,
@@ -336,9 +358,10 @@ class Hub:
 
     # Destinations.
 
-    def queue(self, destination: str) -> Queue:
-        """The queue of that name, opened if need be. Raises InvalidDestination."""
-        return self._destinations.queue(destination)
+    def queue(self, destination: str, peer: LedgerPeer = NOBODY) -> Queue:
+        """The queue of that name, opened if need be; a new one counts for the peer. Raises
+        InvalidDestination, DestinationFull."""
+        return self._destinations.queue(destination, self._holder(peer))
 
     def topic(self, destination: str) -> Topic:
         """The topic of that name, opened if need be. Raises InvalidDestination."""
@@ -392,13 +415,16 @@ class Hub:
         """Other policies from now on; what is accepted already stays."""
         self.config = config
         self.windows.limit_bytes = config.windows_bytes
-        self.services.reconfigure(config.service, config.topic)
+        self.services.reconfigure(
+            config.service, config.topic, share=config.share, calls_bytes=config.calls_bytes
+        )
         self.subscriptions.retry = config.retry
-        self.staging.limits = config.staging
+        self.staging.reconfigure(config.staging, config.share)
         self._unused.expire_s = config.expire_s
         self._destinations.owners.configure(config.share)
         self.subscriptions.share.configure(config.subscriptions, config.share)
         self.schedules.share.configure(config.schedules, config.share)
+        self.schedules.bytes_share.configure(config.schedules_bytes, config.share)
         self._destinations.reconfigure(config)
         self._core.loop.pump(self.now)
 

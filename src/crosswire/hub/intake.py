@@ -25,6 +25,7 @@ __all__ = ["Intake"]
 
 _FIRST_LEVEL: Final = slice(6, 7)
 """The first character of NAME in `queue/NAME` and `topic/NAME`."""
+_LARGE_BYTES: Final = 1 << 20
 _DELIVERIES: Final = 256
 """What is delivered to the subscribers of a topic before others may have a turn."""
 
@@ -78,7 +79,7 @@ class Intake:
                 if destination[_FIRST_LEVEL] == "@":
                     raise InvalidDestination(f"{destination!r} is the hub's own")
                 known = self._queues.get(destination)
-                target = known or self._destinations.target(destination, run[0].principal)
+                target = known or self._open(run[0])
                 if isinstance(target, Queue):
                     waits |= self._send(target, run, index, receipt, now)
                 else:
@@ -97,6 +98,11 @@ class Intake:
             self._fan_out(topic, audience, accepted, now)
         self._loop.pump(now)
         return receipt
+
+    def _open(self, first: Envelope) -> Queue | Topic:
+        """The destination of a message, which counts for its producer if it is new."""
+        holder = self._core.holders.of(first.principal, first.connection)
+        return self._destinations.target(first.destination, holder)
 
     def _send(
         self, queue: Queue, run: Sequence[Envelope], index: int, receipt: Receipt, now: float
@@ -220,8 +226,11 @@ class Intake:
         envelope = accepted.envelopes[0]
         if len(ids) > len(accepted.sizes):
             ids = [each for each in ids if each]
-        self._commits.group.accepted_ids.append(ids)
-        self._commits.group.stored.append(accepted)
+        group = self._commits.group
+        group.accepted_ids.append(ids)
+        group.stored.append(accepted)
+        if max(accepted.sizes) >= _LARGE_BYTES:
+            group.is_large = True
         peer = LedgerPeer(envelope.protocol, envelope.connection, envelope.principal)
         self._ledger.note(Step.ACCEPTED, now_us, destination, ids, peer=peer)
 
@@ -273,6 +282,9 @@ class Intake:
     ) -> None:
         """A topic that is not durable: one row with the number of deliveries of each message."""
         first, ids = accepted[0], [each.id for each in accepted]
+        counts = [tally.whole] * len(ids)
+        if tally.single:
+            counts = [tally.whole + tally.single[each] for each in ids]
         self._ledger.note(
             Step.ACCEPTED,
             int(now * MICROSECONDS),
@@ -280,25 +292,30 @@ class Intake:
             ids,
             peer=LedgerPeer(first.protocol, first.connection, first.principal),
             detail="not durable",
-            counts=[tally.whole + tally.single[each] for each in ids],
+            counts=counts,
         )
 
-    def inject(self, envelope: Envelope, now: float) -> None:
+    def inject(self, envelope: Envelope, now: float) -> int:
         """Send a message of the hub itself, which must not get lost: schedules, dead letters.
 
-        No limit refuses it, and it goes into the next group if its group can't be written.
+        No limit refuses it, and it goes into the next group if its group can't be written. Returns
+        its id.
         """
         target = self._destinations.target(envelope.destination, own=True)
-        self._keep(target, [envelope], self._store.reserve(1), now)
+        identifier = self._store.reserve(1)
+        self._keep(target, [envelope], identifier, now)
         self._commits.request()
+        return identifier
 
-    def give_back(self, envelope: Envelope, subscription: Subscription, now: float) -> None:
+    def give_back(self, envelope: Envelope, subscription: Subscription, now: float) -> int:
         """Like `inject`, to a topic, but for this named subscription alone."""
         native = {**envelope.native, ONLY_FOR: subscription.record_key}
         target = self._destinations.target(envelope.destination, own=True)
         envelope = envelope.replace(native=native)
-        self._keep(target, [envelope], self._store.reserve(1), now, only=subscription)
+        identifier = self._store.reserve(1)
+        self._keep(target, [envelope], identifier, now, only=subscription)
         self._commits.request()
+        return identifier
 
     def take_over(self, envelopes: Sequence[Envelope], now: float) -> None:
         """Accept messages whose acceptance was promised, in order: those of a staged batch.

@@ -20,6 +20,7 @@ from crosswire.commitlog.contract import CommitGroup
 from crosswire.errors import RecordDamaged, StoreError
 
 __all__ = [
+    "NOBODY",
     "Ledger",
     "LedgerBlock",
     "LedgerPeer",

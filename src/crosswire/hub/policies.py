@@ -104,8 +104,9 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True):
     of the ledger the store keeps without a lake, `recent_rows` how much of it is in memory.
     `windows_bytes` limits what all queues and subscriptions together keep in memory. Queues and
     topics that are unused for `expire_s` are removed; 0 means never. There are at most this many
-    named `subscriptions` and `schedules`; `share` is the part of them, and of the destinations,
-    that one user may have.
+    named `subscriptions` and `schedules`, `schedules_bytes` of messages in these, and `calls_bytes`
+    of calls in progress; `share` is the part of them, and of all other limits, that one user or
+    address may have.
     """
 
     queue: QueuePolicy = QueuePolicy()
@@ -122,4 +123,6 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True):
     expire_s: float = 86_400.0
     subscriptions: int = 10_000
     schedules: int = 10_000
+    schedules_bytes: int = 512 << 20
+    calls_bytes: int = 2 << 30
     share: float = 0.25

@@ -19,6 +19,8 @@ from crosswire.store.records import Count, reader
 __all__ = ["Queue", "stored_depth"]
 
 _DEPTHS: Final = "depth"
+_PAUSED: Final = "paused"
+"""A space: queues that an operator paused, by their number."""
 _STUCK_AFTER: Final = 65_536
 
 
@@ -77,6 +79,8 @@ class Queue(Backlog):
         self._attached = 0
         self._used_before = (0, 0)
         key = self.number.to_bytes(4)
+        self.paused = core.store.get(_PAUSED, key) is not None
+        """Whether nothing is delivered from it until an operator resumes it."""
         stored = core.store.get(_DEPTHS, key)
         if stored is not None:
             try:
@@ -122,6 +126,24 @@ class Queue(Backlog):
         self._commits.forget(self)
         self.cursor.forget()
         self._store.drop(_DEPTHS, self.number.to_bytes(4))
+        self._store.drop(_PAUSED, self.number.to_bytes(4))
+
+    def pause(self, paused: bool, now: float) -> None:
+        """Deliver nothing more, or continue; it holds when it is committed, restarts included.
+
+        What consumers hold stays with them, and messages are accepted as before.
+        """
+        if paused == self.paused:
+            return
+        self.paused = paused
+        key = self.number.to_bytes(4)
+        if paused:
+            self._store.save(_PAUSED, key, b"1")
+        else:
+            self._store.drop(_PAUSED, key)
+        self._commits.request()
+        self._loop.touch(self)
+        self._loop.pump(now)
 
     def adopt(self, policy: QueuePolicy) -> None:
         """Apply another policy from now on."""
@@ -204,7 +226,11 @@ class Queue(Backlog):
         # Not when messages are admitted: one that is not committed can't be dropped, and none is
         # dropped for one whose commit may fail.
         self._keep_bounds(now)
-        super().dispatch(now)
+        if self.paused:
+            # What is in memory is shown to operators, and expires.
+            self.memory.fill()
+        else:
+            super().dispatch(now)
 
     def _keep_bounds(self, now: float) -> None:
         if self.policy.overflow == "drop-oldest" and not self.stopped and self._is_too_full():

@@ -93,6 +93,8 @@ class UnusedDestinations:
             return
         target = self._destinations.opened(destination)
         was_used = target is not None and target.was_used()
+        # An operator wants it to be there, and to stay paused.
+        was_used |= isinstance(target, Queue) and target.paused
         if was_used or self._settings_use(destination, scheduled) or self._use(destination, target):
             self._since[destination] = inf
             return

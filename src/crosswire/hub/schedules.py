@@ -23,7 +23,13 @@ from crosswire.envelope import (
     parse_destination,
     parse_stored_destination,
 )
-from crosswire.errors import HubError, InvalidSchedule, RecordDamaged, UnknownMessage
+from crosswire.errors import (
+    Forbidden,
+    HubError,
+    InvalidSchedule,
+    RecordDamaged,
+    UnknownMessage,
+)
 from crosswire.hub.core import Core, SendEnvelope
 from crosswire.hub.cron import (
     MOST_TIMES,
@@ -47,7 +53,8 @@ _LEAST_INTERVAL_S: Final = 0.1
 _MOST_INTERVAL_S: Final = 10 * 365 * 86_400.0
 _AT_ONCE: Final = 100
 _TURN: Final = 1000
-"""How many messages are sent in one turn of the event loop; the rest waits for the next."""
+"""How many messages are sent in one turn of the event loop, if that is not over before; the rest
+waits for the next."""
 _PAUSE_S: Final = 0.01
 _FIRST_RETRY_S: Final = 1.0
 _LONGEST_RETRY_S: Final = 60.0
@@ -59,6 +66,8 @@ _LAST_DUE_S: Final = 253_402_300_800.0
 _DORMANT_S: Final = _LAST_DUE_S - 1.0
 """The due time of a cron expression without a further time while the clock may be wrong."""
 _ID_CHARACTERS: Final = 255
+_SCHEDULE_BYTES: Final = 1024
+"""What one takes in memory beside its message, roughly."""
 _CRON_COST: Final = 20
 """Finding the next time of an expression takes as long as sending this many messages."""
 
@@ -68,7 +77,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
     It fires `run_count` times, 0 for ever. Due times that passed while the hub was down are left
     out (`skip`), made up for with one message (`once`), or each of them (`all`, up to the latest
-    1,000). An interval fires at once, too, unless `nohaste`; a cron expression never does.
+    1,000). An interval fires at once, too, unless `nohaste`; a cron expression never does. Times
+    that pass while it is `paused` are left out.
     """
 
     id: str
@@ -80,6 +90,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     nohaste: bool = False
     next_due: float = 0.0
     fired: int = 0
+    paused: bool = False
 
     def following(self, due: float) -> float:
         """The due time after this one. Raises InvalidSchedule if there is none."""
@@ -107,7 +118,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_equivalent(self, other: Schedule) -> bool:
         """Whether it was added with the same fields, however often it has fired since."""
-        return self == msgspec.structs.replace(other, next_due=self.next_due, fired=self.fired)
+        return self == msgspec.structs.replace(
+            other, next_due=self.next_due, fired=self.fired, paused=self.paused
+        )
 
     def first_due(self, wall: float) -> float:
         """When it fires first, added at this time. Raises InvalidSchedule if it never does."""
@@ -135,19 +148,34 @@ _read: Callable[[bytes], Schedule] = reader(Schedule, "a schedule")
 class _Unsure:
     """Changes of a schedule that are not on disk yet, and the schedule before them."""
 
-    __slots__ = ("before", "changes")
+    __slots__ = ("before", "changes", "holder")
 
-    def __init__(self, before: Schedule | None) -> None:
+    def __init__(self, before: Schedule | None, holder: str) -> None:
         self.before = before
+        self.holder = holder
         self.changes = 0
 
 
 class Schedules:
     """A fire and the next due time are written together: neither is there without the other."""
 
-    def __init__(self, core: Core, send: SendEnvelope, share: Quota) -> None:
+    def __init__(
+        self,
+        core: Core,
+        send: SendEnvelope,
+        open_target: Callable[[str, str], object],
+        share: Quota,
+        bytes_share: Quota,
+    ) -> None:
+        """`open_target` makes a destination that counts for a holder: `Destinations.target`."""
         self.share = share
-        """How many each principal may have."""
+        """How many each holder may have."""
+        self.bytes_share = bytes_share
+        """How many bytes their messages may have: they are kept in memory."""
+        self.may_send: Callable[[str, str], bool] = lambda _principal, _destination: True
+        """Whether a principal may send to a destination now: asked each time that one fires."""
+        self._open_target = open_target
+        self._holders: dict[str, str] = {}
         self.failed = 0
         """How many attempts to fire failed."""
         self._core = core
@@ -174,16 +202,16 @@ class Schedules:
             except HubError as error:
                 core.damage.set_aside_state(_SPACE, key, value, error)
                 continue
-            self._schedules[schedule.id] = schedule
-            share.add(schedule.envelope.principal)
+            self._keep(schedule, schedule.envelope.principal)
             self._arm(schedule.id, 0.0 if schedule.is_dormant else schedule.next_due)
         schedules = list(self._schedules.values())
         self._bring_nearer(schedules, core.loop.now, may_trust_cron=not core.wall.went_back)
         self._wake()
 
     def add(self, schedule: Schedule, now: float) -> Schedule:
-        """Store it, in place of one with the same id. Raises InvalidSchedule, QuotaExceeded if
-        its principal has too many, and StoreError while nothing can be stored.
+        """Store it, in place of one with the same id, and create its destination. Raises
+        InvalidSchedule, InvalidDestination, QuotaExceeded if its user or address has too many, and
+        StoreError while nothing can be stored.
 
         It fires once it is on disk. If it can't be written, the one before it continues.
         """
@@ -199,13 +227,19 @@ class Schedules:
         kept: Schedule = msgspec.structs.replace(
             schedule, next_due=schedule.first_due(self._wall_clock.at(now)), fired=0
         )
-        principal, before = kept.envelope.principal, self._schedules.get(kept.id)
-        if before is None or before.envelope.principal != principal:
-            self.share.check(principal)
+        holder = self._core.holders.of(kept.envelope.principal, kept.envelope.connection)
+        before = self._schedules.get(kept.id)
+        if before is None or self._holders[kept.id] != holder:
+            self.share.check(holder)
+            self.bytes_share.check(holder, _size(kept))
+        else:
+            self.bytes_share.check(holder, max(_size(kept) - _size(before), 0))
         obstacle = self._store.obstacle(now)
         if obstacle is not None:
             raise obstacle
-        self._change(kept.id, kept)
+        # Here, where it can be refused: a message that fires must not be.
+        self._open_target(kept.envelope.destination, holder)
+        self._change(kept.id, kept, holder)
         return kept
 
     def remove(self, identifier: str) -> Schedule:
@@ -221,27 +255,64 @@ class Schedules:
         # On a disk that is merely short of space it is tried: its messages may be what fills it.
         if obstacle is not None and store.last_error is not None:
             raise obstacle
-        self._change(identifier, None)
+        self._change(identifier, None, "")
         return schedule
 
-    def _change(self, identifier: str, schedule: Schedule | None) -> None:
+    def pause(self, identifier: str, paused: bool, now: float) -> Schedule:
+        """Fire no more, or continue with the next due time. Raises UnknownMessage,
+        InvalidSchedule if there is none, and StoreError while nothing can be written."""
+        schedule = self._known(identifier)
+        if schedule.paused == paused:
+            return schedule
+        next_due, wall = schedule.next_due, self._wall_clock.at(now)
+        if not paused and next_due <= wall:
+            next_due = schedule.following(wall if schedule.cron else schedule.last_due_before(wall))
+        changed: Schedule = msgspec.structs.replace(schedule, paused=paused, next_due=next_due)
+        self._change(identifier, changed, self._holders[identifier])
+        return changed
+
+    def fire(self, identifier: str, now: float) -> int:
+        """Send its message now, beside its due times; returns the message's id. Raises
+        UnknownMessage, and StoreError while nothing can be written."""
+        schedule = self._known(identifier)
+        native = {
+            **schedule.envelope.native,
+            SCHEDULED: repr(self._wall_clock.at(now)).encode(),
+        }
+        sent = self._send(schedule.envelope.replace(native=native), now)
+        self._core.loop.pump(now)
+        return sent
+
+    def _known(self, identifier: str) -> Schedule:
+        """Raises UnknownMessage, and StoreError while nothing can be written."""
+        schedule = self._schedules.get(identifier)
+        if schedule is None:
+            raise UnknownMessage(f"there is no schedule {identifier!r}")
+        obstacle = self._store.obstacle(self._core.loop.now)
+        if obstacle is not None:
+            raise obstacle
+        return schedule
+
+    def _change(self, identifier: str, schedule: Schedule | None, holder: str) -> None:
         """Replace or delete a schedule, until it turns out that this can't be written."""
         unsure = self._unsure.get(identifier)
         if unsure is None:
-            unsure = self._unsure[identifier] = _Unsure(self._schedules.get(identifier))
+            known = self._schedules.get(identifier)
+            unsure = _Unsure(known, self._holders.get(identifier, ""))
+            self._unsure[identifier] = unsure
         unsure.changes += 1
-        self._replace(identifier, schedule)
+        self._replace(identifier, schedule, holder)
 
         def decide(receipt: Receipt) -> None:
             # Groups are written in order: the last change that was written counts.
             unsure.changes -= 1
             if receipt.error is None:
-                unsure.before = schedule
+                unsure.before, unsure.holder = schedule, holder
             if unsure.changes:
                 return
             del self._unsure[identifier]
             if receipt.error is not None:
-                self._replace(identifier, unsure.before)
+                self._replace(identifier, unsure.before, unsure.holder)
             current = self._schedules.get(identifier)
             if current is not None:
                 self._arm(identifier, 0.0 if current.is_dormant else current.next_due)
@@ -252,11 +323,16 @@ class Schedules:
 
         self._core.commits.committed().add_done_callback(decide)
 
-    def _replace(self, identifier: str, schedule: Schedule | None) -> None:
+    def _keep(self, schedule: Schedule, holder: str) -> None:
+        self._schedules[schedule.id] = schedule
+        self._holders[schedule.id] = holder
+        self.share.add(holder)
+        self.bytes_share.add(holder, _size(schedule))
+
+    def _replace(self, identifier: str, schedule: Schedule | None, holder: str = "") -> None:
         self._forget(identifier)
         if schedule is not None:
-            self._schedules[identifier] = schedule
-            self.share.add(schedule.envelope.principal)
+            self._keep(schedule, holder)
             self._save(schedule)
         else:
             self._store.drop(_SPACE, identifier.encode())
@@ -265,6 +341,11 @@ class Schedules:
     def all(self) -> list[Schedule]:
         """All schedules in order of ids."""
         return sorted(self._schedules.values(), key=lambda each: each.id)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._schedules)
 
     def get(self, identifier: str) -> Schedule | None:
         """The schedule with this id; None if there is none."""
@@ -289,13 +370,16 @@ class Schedules:
     def _forget(self, identifier: str) -> None:
         schedule = self._schedules.pop(identifier, None)
         if schedule is not None:
-            self.share.remove(schedule.envelope.principal)
+            holder = self._holders.pop(identifier)
+            self.share.remove(holder)
+            self.bytes_share.remove(holder, _size(schedule))
         self._wakes.pop(identifier, None)
         self._failures.pop(identifier, None)
         self._catching_up.discard(identifier)
 
     def _arm(self, identifier: str, wake: float) -> None:
-        if identifier in self._unsure:
+        schedule = self._schedules.get(identifier)
+        if identifier in self._unsure or (schedule is not None and schedule.paused):
             return
         self._wakes[identifier] = wake
         heapq.heappush(self._due, (wake, identifier))
@@ -364,8 +448,9 @@ class Schedules:
 
     def _on_time(self, now: float) -> None:
         wall, left = self._wall(now), _TURN
+        is_over = self._core.loop.turns.is_over
         while self._due and self._due[0][0] <= wall:
-            if left <= 0:
+            if left <= 0 or (left < _TURN and is_over()):
                 self._core.timers.at_least(self, now + _PAUSE_S, self._on_time)
                 return
             wake, identifier = heapq.heappop(self._due)
@@ -395,10 +480,13 @@ class Schedules:
         if schedule.run_count:
             times = times[: max(schedule.run_count - schedule.fired, 0)]
         fired, refused = 0, None
+        envelope = schedule.envelope
         try:
+            if times and not self.may_send(envelope.principal, envelope.destination):
+                raise Forbidden(f"{envelope.principal} may no longer send to its destination")
             for due in times:
-                native = {**schedule.envelope.native, SCHEDULED: repr(due).encode()}
-                self._send(schedule.envelope.replace(native=native), now)
+                native = {**envelope.native, SCHEDULED: repr(due).encode()}
+                self._send(envelope.replace(native=native), now)
                 fired += 1
         except HubError as error:
             refused = error
@@ -482,6 +570,15 @@ class Schedules:
         else:
             self._catching_up.discard(schedule.id)
         return times, due
+
+
+def _size(schedule: Schedule) -> int:
+    """What it takes in memory, roughly."""
+    envelope = schedule.envelope
+    fields = sum(len(key) + len(value) for key, value in envelope.native.items())
+    for key, value in envelope.properties.items():
+        fields += len(key) + (len(value) if isinstance(value, str) else 8)
+    return _SCHEDULE_BYTES + len(envelope.payload) + fields
 
 
 def _recovered(schedule: Schedule) -> Schedule:

@@ -18,10 +18,20 @@ from crosswire.store.contract import Page, Store
 from crosswire.store.keys import MAX_ID
 from crosswire.store.records import Count, reader
 
-__all__ = ["LakeGap", "LakeSeals", "Seal", "stored_seal"]
+__all__ = [
+    "SEAL_KEY",
+    "SEAL_SPACE",
+    "LakeGap",
+    "LakeSeals",
+    "Seal",
+    "parse_seal",
+    "stored_seal",
+]
 
 _VERSION: Final = 1
-_SPACE: Final = "seal"
+SEAL_SPACE: Final = "seal"
+SEAL_KEY: Final = b"last"
+"""Where a store has the last seal."""
 
 
 class LakeGap(msgspec.Struct, frozen=True, array_like=True):
@@ -58,10 +68,10 @@ class Seal(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 def stored_seal(store: Store) -> Seal | None:
     """The seal that a store has committed last; None if there is none. Raises RecordDamaged."""
-    stored = store.get_or_raise(_SPACE, b"last")
+    stored = store.get_or_raise(SEAL_SPACE, SEAL_KEY)
     if stored is None:
         return None
-    return _parse(stored)
+    return parse_seal(stored)
 
 
 class LakeSeals:
@@ -93,7 +103,7 @@ class LakeSeals:
 
     def save(self, seal: Seal) -> Receipt:
         """Commit a seal whose files are about to be published: a restart publishes them again."""
-        self._store.save(_SPACE, b"last", _encode(seal))
+        self._store.save(SEAL_SPACE, SEAL_KEY, _encode(seal))
         return self._commits.committed()
 
     def last(self) -> Seal | None:
@@ -102,18 +112,18 @@ class LakeSeals:
         One that can't be used is set aside: the lake continues after a gap then.
         """
         try:
-            stored = self._store.get_or_raise(_SPACE, b"last")
+            stored = self._store.get_or_raise(SEAL_SPACE, SEAL_KEY)
         except RecordUnreadable as error:
             self._damage.report(error)
             return None
         if stored is None:
             return None
         try:
-            seal = _parse(stored)
+            seal = parse_seal(stored)
             if seal.last_row >= self._store.next_row or seal.newest > self._store.newest_id:
                 raise RecordDamaged("the last seal of the lake is ahead of the store")
         except RecordDamaged as error:
-            self._damage.set_aside_state(_SPACE, b"last", stored, error)
+            self._damage.set_aside_state(SEAL_SPACE, SEAL_KEY, stored, error)
             return None
         return seal
 
@@ -175,7 +185,8 @@ class LakeSeals:
                 self._damage.report_missing(number, identifier, self._floors.of(number))
 
 
-def _parse(stored: bytes) -> Seal:
+def parse_seal(stored: bytes) -> Seal:
+    """A seal as it is stored. Raises RecordDamaged."""
     seal = _read(stored)
     if seal.version != _VERSION:
         raise RecordDamaged(f"the last seal of the lake has version {seal.version}")

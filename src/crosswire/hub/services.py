@@ -23,11 +23,15 @@ from crosswire.hub.attachment import Delivery, Window
 from crosswire.hub.core import Core
 from crosswire.hub.ledger import LedgerPeer, Step
 from crosswire.hub.policies import ServicePolicy, TopicPolicy
-from crosswire.hub.shares import DestinationOwners
+from crosswire.hub.shares import DestinationOwners, Quota
 from crosswire.hub.topics import Topic
 
 __all__ = ["Answer", "Call", "Provider", "ProviderReceiver", "Services"]
 
+_CALL_BYTES: Final = 1024
+"""What a call in progress takes in memory beside its payload, roughly."""
+_LEAST_BYTES: Final = 128 * 1024 * 1024
+"""Calls of one user have at least this much: room for one of any size that a protocol allows."""
 _ENDED: Final = 256
 """Calls that are given out or ended before others may have a turn."""
 _URGENT: Final = 1 << 30
@@ -55,7 +59,16 @@ class ProviderReceiver(Protocol):
 class Call:
     """A request in progress. `answered` is called once, with the answer or the error."""
 
-    __slots__ = ("answered", "due", "envelope", "is_done", "peer", "provider", "service")
+    __slots__ = (
+        "answered",
+        "due",
+        "envelope",
+        "holder",
+        "is_done",
+        "peer",
+        "provider",
+        "service",
+    )
 
     def __init__(
         self,
@@ -63,8 +76,11 @@ class Call:
         due: float,
         peer: LedgerPeer,
         answered: Callable[[Call, Answer], None],
+        holder: str,
     ) -> None:
         self.envelope = envelope
+        self.holder = holder
+        """Whose share it counts for while it waits."""
         self.due = due
         self.peer = peer
         self.answered = answered
@@ -76,6 +92,11 @@ class Call:
     def id(self) -> int:
         """The id of the request."""
         return self.envelope.id
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in memory, roughly."""
+        return len(self.envelope.payload) + _CALL_BYTES
 
 
 class Provider:
@@ -132,21 +153,53 @@ class Provider:
 
 
 class _Service:
-    __slots__ = ("name", "providers", "waiting")
+    __slots__ = ("calls", "name", "providers", "share", "waiting")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, share: Quota) -> None:
         self.name = name
+        self.calls = 0
         self.providers: deque[Provider] = deque()
         self.waiting: OrderedDict[Call, None] = OrderedDict()
+        self.share = share
+
+    def wait(self, call: Call) -> None:
+        """Queue a call until a provider is free. Raises DestinationFull."""
+        if self.share.is_full:
+            raise DestinationFull(f"{self.name} has {len(self.waiting)} calls waiting")
+        self.share.check(call.holder)
+        self.share.add(call.holder)
+        self.waiting[call] = None
+
+    def next(self) -> Call:
+        """The call that has waited longest."""
+        return next(iter(self.waiting))
+
+    def remove(self, call: Call) -> None:
+        """It waits no longer. May be repeated."""
+        if call in self.waiting:
+            del self.waiting[call]
+            self.share.remove(call.holder)
 
 
 class Services:
     """Providers by service, calls under way, and the journal of what they exchanged."""
 
     def __init__(
-        self, core: Core, policy: ServicePolicy, retention: TopicPolicy, owners: DestinationOwners
+        self,
+        core: Core,
+        policy: ServicePolicy,
+        retention: TopicPolicy,
+        owners: DestinationOwners,
+        *,
+        share: float,
+        calls_bytes: int,
     ) -> None:
+        """`share` is the part of a service's waiting calls, and of `calls_bytes` in progress, that
+        one user or address may have."""
         self.policy = policy
+        self._share = share
+        self._bytes_share = Quota("bytes of calls in progress", calls_bytes, share)
+        self._configure_bytes(calls_bytes)
         self.journals: dict[str, Topic] = {}
         """Requests and responses by service, kept as long as the messages of topics."""
         self._retention = retention
@@ -159,12 +212,22 @@ class Services:
         self._due: list[tuple[float, int]] = []
         self._unjournaled: set[str] = set()
 
-    def reconfigure(self, policy: ServicePolicy, retention: TopicPolicy) -> None:
+    def reconfigure(
+        self, policy: ServicePolicy, retention: TopicPolicy, *, share: float, calls_bytes: int
+    ) -> None:
         """Another policy for calls, and for how long they are kept, from now on."""
         self.policy = policy
         self._retention = retention
+        self._share = share
+        self._configure_bytes(calls_bytes)
+        for service in self._services.values():
+            service.share.configure(policy.waiting, share)
         for journal in self.journals.values():
             journal.policy = retention
+
+    def _configure_bytes(self, calls_bytes: int) -> None:
+        most = max(calls_bytes, _LEAST_BYTES)
+        self._bytes_share.configure(most, max(self._share, _LEAST_BYTES / most))
 
     # Providers.
 
@@ -186,7 +249,11 @@ class Services:
             names.append(destination)
         provider = Provider(self, receiver, names, peer, window)
         for name in names:
-            self._services.setdefault(name, _Service(name)).providers.append(provider)
+            service = self._services.get(name)
+            if service is None:
+                share = Quota(f"calls waiting for {name}", self.policy.waiting, self._share)
+                service = self._services[name] = _Service(name, share)
+            service.providers.append(provider)
         self.wake(provider, now)
         return provider
 
@@ -201,6 +268,7 @@ class Services:
             service.providers.remove(provider)
             if not service.providers:
                 del self._services[name]
+                self._unjournaled.discard(name)
                 gone = NoProvider(f"nobody serves {name} any more")
                 self._finish_parts(list(service.waiting), gone, now)
         lost = ProviderLost("the provider left before it answered")
@@ -229,6 +297,11 @@ class Services:
             name: [provider.peer for provider in service.providers]
             for name, service in self._services.items()
         }
+
+    def load(self, name: str) -> tuple[int, int]:
+        """How many calls of a service are in progress, and how many of them wait for a provider."""
+        service = self._services.get(name)
+        return (0, 0) if service is None else (service.calls, len(service.waiting))
 
     def is_served(self, destination: str) -> bool:
         """Whether there is a provider. Raises InvalidDestination."""
@@ -263,10 +336,11 @@ class Services:
         calls: list[Call] = []
         given: dict[Provider, list[Delivery]] = {}
         failed: list[tuple[Call, Answer]] = []
+        holder = self._core.holders.of(peer.principal, peer.connection)
         for envelope in stamp_run(
             envelopes, self._store.node, first, self._core.wall.stamp_us(now_us)
         ):
-            call = Call(envelope, due, peer, answered)
+            call = Call(envelope, due, peer, answered, holder)
             calls.append(call)
             try:
                 record = encode(envelope)
@@ -290,13 +364,13 @@ class Services:
         service = self._find(destination)
         if service is None:
             raise NoProvider(f"nobody serves {destination}")
-        call.service = service
+        self._bytes_share.check(call.holder, call.size_bytes)
         if not self._assign(call, service, given):
-            if len(service.waiting) >= self.policy.waiting:
-                call.service = None
-                raise DestinationFull(f"{service.name} has {len(service.waiting)} calls waiting")
-            service.waiting[call] = None
+            service.wait(call)
+        self._bytes_share.add(call.holder, call.size_bytes)
+        call.service = service
         self._calls[call.id] = call
+        service.calls += 1
         heapq.heappush(self._due, (call.due, call.id))
         if len(self._due) > 1024 + 2 * len(self._calls):
             self._due = [entry for entry in self._due if entry[1] in self._calls]
@@ -334,8 +408,8 @@ class Services:
     def _serve_waiting(self, service: _Service, now: float) -> None:
         given: dict[Provider, list[Delivery]] = {}
         count = 0
-        while service.waiting and self._assign(next(iter(service.waiting)), service, given):
-            service.waiting.popitem(last=False)
+        while service.waiting and self._assign(call := service.next(), service, given):
+            service.remove(call)
             count += 1
             if count >= _ENDED:
                 # The rest in another part of this turn, or in the next one.
@@ -401,7 +475,7 @@ class Services:
         for call in given_up:
             # All of them first: no provider gets one of these while the others are ended.
             if call.service is not None:
-                call.service.waiting.pop(call, None)
+                call.service.remove(call)
         left = CallCancelled("the caller left")
         for start in range(0, len(given_up), _ENDED):
             part = given_up[start : start + _ENDED]
@@ -430,12 +504,16 @@ class Services:
         call.is_done = True
         self._calls.pop(call.id, None)
         service, provider = call.service, call.provider
+        if service is not None:
+            self._bytes_share.remove(call.holder, call.size_bytes)
         if provider is not None:
             del provider.calls[call.id]
             if not provider.window.granted:
                 provider.window.free += 1
         elif service is not None:
-            service.waiting.pop(call, None)
+            service.remove(call)
+        if service is not None:
+            service.calls -= 1
         ended = isinstance(answer, Envelope)
         self._core.ledger.note(
             Step.ANSWERED if ended else Step.FAILED,
@@ -467,10 +545,13 @@ class Services:
         self._withdraw(late, now)
         self._wake()
 
-    def _provider_of(self, name: str) -> str:
-        """Who serves it: a service gets its name from its first provider."""
+    def _holder_of(self, name: str) -> str:
+        """Whose share a service counts for: that of its first provider."""
         service = self._services.get(name)
-        return service.providers[0].peer.principal if service and service.providers else ""
+        if service is None or not service.providers:
+            return ""
+        peer = service.providers[0].peer
+        return self._core.holders.of(peer.principal, peer.connection)
 
     def _journal(self, service: str, envelope: Envelope, record: bytes, now: float) -> None:
         """Store a request or response; nobody waits for the commit."""
@@ -479,7 +560,7 @@ class Services:
             try:
                 journal = self.journals.get(service)
                 if journal is None:
-                    self._owners.create(service, self._provider_of(service))
+                    self._owners.create(service, self._holder_of(service))
                     journal = self.journals[service] = Topic(core, service, self._retention)
             except DestinationFull as error:
                 # The call is in progress by now, and continues without a record of its messages.

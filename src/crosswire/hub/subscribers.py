@@ -110,7 +110,7 @@ class Subscriber(Attachment):
 
     def renew(self) -> None:
         """Its choice of names has changed: topics look up their subscribers again."""
-        self._index.version += 1
+        self._index.renew()
 
     def publish(self, topic: Topic, envelopes: list[Envelope], *, stored: bool) -> list[Envelope]:
         """Deliver these, as many as its window allows. Returns those that matched and were sent.

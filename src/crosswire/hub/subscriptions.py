@@ -126,6 +126,9 @@ class Subscription(Backlog):
         """Of its record. It stays the same when it gets another owner, as its cursor's key does."""
         self.subscription = subscription_label(definition.owner, definition.name)
         self.matches = matches
+        self.holder = definition.owner
+        """Whose share it counts for; of one that was made without users, an address since the last
+        start."""
         self.memory.numbers = topics.numbers(definition.pattern)
         self._topics = topics
         self._skipped = 0
@@ -236,7 +239,7 @@ def _check_start(start: Start | None) -> None:
 class Audience(msgspec.Struct, frozen=True):
     """Who gets what is published to a topic, as of a version of the indexes."""
 
-    version: int
+    versions: tuple[int, int]
     subscribers: list[Subscriber]
     subscriptions: list[Subscription]
 
@@ -294,6 +297,11 @@ class Subscriptions:
         """The named subscriptions, in order of owners and names."""
         return [subscription for _, subscription in sorted(self._by_name.items())]
 
+    @property
+    def count(self) -> int:
+        """How many named subscriptions there are."""
+        return len(self._by_name)
+
     def subscribers(self) -> list[Subscriber]:
         """Those without a name, as long as they are attached."""
         return list(self._subscribers)
@@ -312,12 +320,13 @@ class Subscriptions:
         start: Start | None,
         now: float,
         owner: str = "",
+        holder: str = "",
     ) -> Subscription:
         """The subscription of this owner and name, created if there is none.
 
         Raises SubscriptionConflict if it has another pattern or filter, QuotaExceeded if the
-        owner has too many, and StoreError if a new one can't be stored. One whose commit fails
-        later is removed again.
+        owner, or else the `holder`, has too many, and StoreError if a new one can't be stored. One
+        whose commit fails later is removed again.
         """
         # Everything is checked before anything is saved.
         predicate(filter_text)
@@ -337,14 +346,14 @@ class Subscriptions:
             if existing in self._unsure:
                 self._await_outcome(existing)
             return existing
-        self.share.check(owner)
+        self.share.check(owner or holder)
         obstacle = self._store.obstacle(now)
         if obstacle is not None:
             raise obstacle
         since_us = int(start.time_s * MICROSECONDS) if isinstance(start, AtTime) else 0
         created_us = self._core.wall.stamp_us(int(now * MICROSECONDS))
         definition = Definition(name, pattern, filter_text, since_us, created_us, owner)
-        subscription = self._keep(definition, self._free_key(owner, name))
+        subscription = self._keep(definition, self._free_key(owner, name), holder)
         if subscription.cursor.is_begun or subscription.cursor.damage:
             # There was one of this name whose definition was damaged: its cursor is continued.
             subscription.recover(now)
@@ -394,7 +403,7 @@ class Subscriptions:
             self._core.loop.notice(consumer, Ended("the subscription could not be stored"))
         self._drop(subscription)
 
-    def _keep(self, definition: Definition, key: bytes) -> Subscription:
+    def _keep(self, definition: Definition, key: bytes, holder: str = "") -> Subscription:
         subscription = Subscription(
             self._core,
             self._topics,
@@ -406,7 +415,8 @@ class Subscriptions:
         )
         self._by_name[definition.owner, definition.name] = subscription
         self._keys.add(key)
-        self.share.add(definition.owner)
+        subscription.holder = definition.owner or holder
+        self.share.add(subscription.holder)
         self._named.add(definition.pattern, subscription)
         return subscription
 
@@ -434,9 +444,9 @@ class Subscriptions:
         del self._by_name[owner, name]
         self._by_name[new_owner, name] = subscription
         # An administrator may give somebody more than its share.
-        self.share.remove(owner)
+        self.share.remove(subscription.holder)
         self.share.add(new_owner)
-        subscription.definition = definition
+        subscription.definition, subscription.holder = definition, new_owner
         subscription.subscription = subscription_label(new_owner, name)
         self._store.save(_SPACE, subscription.record_key, _encode(definition))
         self._core.commits.request()
@@ -457,7 +467,7 @@ class Subscriptions:
     def _drop(self, subscription: Subscription) -> None:
         del self._by_name[subscription.owner, subscription.name]
         self._keys.discard(subscription.record_key)
-        self.share.remove(subscription.owner)
+        self.share.remove(subscription.holder)
         self._unsure.pop(subscription, None)
         self._named.remove(subscription.definition.pattern, subscription)
         subscription.delete()
@@ -518,14 +528,24 @@ class Subscriptions:
 
     def audience(self, topic: Topic) -> Audience:
         """Who gets what is published to a topic, looked up again when subscriptions changed."""
-        version = self._subscribers.version + self._named.version
-        audience = self._audiences.get(topic.number)
-        if audience is None or audience.version != version:
-            subscribers = [
-                each for each in self._subscribers.match(topic.name) if each.wants(topic.name)
-            ]
-            audience = Audience(version, subscribers, self._named.match(topic.name))
-            self._audiences[topic.number] = audience
+        versions = self._subscribers.version, self._named.version
+        known = self._audiences.get(topic.number)
+        if known is not None and known.versions == versions:
+            return known
+        name = topic.name
+        subscribers = subscriptions = None
+        if known is not None:
+            subscribers = self._subscribers.update(
+                known.subscribers, known.versions[0], name, lambda each: each.wants(name)
+            )
+            subscriptions = self._named.update(
+                known.subscriptions, known.versions[1], name, lambda _: True
+            )
+        if subscribers is None:
+            subscribers = [each for each in self._subscribers.match(name) if each.wants(name)]
+        if subscriptions is None:
+            subscriptions = self._named.match(name)
+        audience = self._audiences[topic.number] = Audience(versions, subscribers, subscriptions)
         return audience
 
     def add_topic(self, topic: Topic) -> None:

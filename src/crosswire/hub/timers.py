@@ -19,12 +19,14 @@ class Timers:
     """Actions are called once, with the hub's time.
 
     One that raises harms no other: it is logged and counted by `callbacks`, and the rest runs.
-    `sooner` is called when an action is due before all others.
+    `sooner` is called when an action is due before all others. `is_over`: whether the turn of the
+    event loop has had its time.
     """
 
-    def __init__(self, callbacks: Callbacks) -> None:
+    def __init__(self, callbacks: Callbacks, is_over: Callable[[], bool] | None = None) -> None:
         self.sooner: Callable[[], None] | None = None
         self._callbacks = callbacks
+        self._is_over = is_over
         self._heap: list[tuple[float, int, _Action, object | None]] = []
         self._count = 0
         self._owners: dict[int, float] = {}
@@ -34,7 +36,7 @@ class Timers:
         return self._heap[0][0] if self._heap else None
 
     def run(self, now: float) -> None:
-        """Call what is due.
+        """Call what is due, until the turn is over; the rest stays due.
 
         What becomes due meanwhile waits for the next call, so that an action that is always due
         again can't keep the caller here.
@@ -55,6 +57,8 @@ class Timers:
                 if error is not None and owner is not None:
                     # It did not get as far as requesting its next time.
                     self.at_least(owner, now + _AGAIN_S, action)
+                if self._is_over is not None and self._is_over():
+                    break
         finally:
             for entry in due:
                 heapq.heappush(self._heap, entry)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from contextlib import suppress
+from itertools import accumulate, islice
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -21,6 +23,8 @@ _MARK_BYTES: Final = 4 << 20
 _MARK_S: Final = 3600
 _BACK_S: Final = 60
 _CACHED_PATTERNS: Final = 10_000
+_CHANGES: Final = 64
+"""Changes of an index after which what was matched before is brought up to date one by one."""
 
 T = TypeVar("T")
 
@@ -43,11 +47,14 @@ class Index(Generic[T]):
     def __init__(self) -> None:
         self.version = 0
         self._root: _Node[T] = _Node()
+        self._changes: deque[tuple[str, T, bool]] = deque(maxlen=_CHANGES)
+        """The latest ones, and whether each was an addition."""
 
     def add(self, pattern: str, entry: T) -> None:
         """Have `match` find this entry; it may be added several times."""
         node, in_rest = self._find(pattern)
         (node.rest if in_rest else node.here).append(entry)
+        self._changes.append((pattern, entry, True))
         self.version += 1
 
     def remove(self, pattern: str, entry: T) -> None:
@@ -65,6 +72,12 @@ class Index(Generic[T]):
             if child.here or child.rest or child.children:
                 break
             del parent.children[level]
+        self._changes.append((pattern, entry, False))
+        self.version += 1
+
+    def renew(self) -> None:
+        """What entries want beyond their patterns has changed: all is matched again."""
+        self._changes.clear()
         self.version += 1
 
     def __iter__(self) -> Iterator[T]:
@@ -83,19 +96,49 @@ class Index(Generic[T]):
         nodes = [self._root]
         for depth, level in enumerate(levels):
             hidden = depth == 0 and level.startswith("$")
-            following = []
+            following: list[_Node[T]] = []
+            append = following.append
             for node in nodes:
+                children = node.children
                 if not hidden:
-                    found += node.rest
-                    if "+" in node.children:
-                        following.append(node.children["+"])
-                if level in node.children:
-                    following.append(node.children[level])
+                    if node.rest:
+                        found += node.rest
+                    child = children.get("+")
+                    if child is not None:
+                        append(child)
+                child = children.get(level)
+                if child is not None:
+                    append(child)
             nodes = following
         for node in nodes:
             found += node.here
             found += node.rest
         return found
+
+    def update(
+        self, found: list[T], version: int, name: str, wants: Callable[[T], bool]
+    ) -> list[T] | None:
+        """The entries of `match` that `wants` selects, from those of an earlier version. None if
+        too much has changed since.
+
+        With thousands of patterns that match a name, a peer that subscribes before each publication
+        would have all of them matched each time.
+        """
+        count = self.version - version
+        if count > len(self._changes):
+            return None
+        levels = name.split("/")
+        updated = found
+        for pattern, entry, is_added in islice(self._changes, len(self._changes) - count, None):
+            if _is_match(pattern, levels):
+                # A copy: who publishes right now has the old list.
+                updated = list(found) if updated is found else updated
+                if not is_added:
+                    with suppress(ValueError):  # it was there, but not wanted
+                        updated.remove(entry)
+                elif wants(entry):
+                    updated.append(entry)
+        return updated
 
     def _find(self, pattern: str) -> tuple[_Node[T], bool]:
         levels = pattern.split("/")
@@ -104,6 +147,19 @@ class Index(Generic[T]):
         for level in levels[:-1] if in_rest else levels:
             node = node.children.setdefault(level, _Node())
         return node, in_rest
+
+
+def _is_match(pattern: str, levels: list[str]) -> bool:
+    """Whether a pattern matches the name with these levels."""
+    wanted = pattern.split("/")
+    if levels[0].startswith("$") and wanted[0] in ("+", "#"):
+        return False
+    if wanted[-1] == "#":
+        wanted.pop()
+        levels = levels[: len(wanted)]
+    return len(wanted) == len(levels) and all(
+        each in ("+", level) for each, level in zip(wanted, levels, strict=True)
+    )
 
 
 class _RetentionMark(msgspec.Struct, array_like=True, frozen=True):

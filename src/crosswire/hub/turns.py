@@ -13,6 +13,11 @@ whatever their number, and each of these gets as much as the others.
 What a peer's messages cause in the hub may take longer than to read them: a publication to
 thousands of subscribers is deferred in parts. A share with such parts left (`TurnShare.unfinished`)
 is not read from, or the parts would pile up.
+
+What can't be done in parts, a message of many megabytes, begins a turn: the answers of all who were
+served before it have been sent by then, since the loop writes between two turns. And it ends that
+turn: two of them don't follow each other without a look at the sockets, and those who used less are
+before the second.
 """
 
 from __future__ import annotations
@@ -36,20 +41,21 @@ QUANTUM_S: Final = TURN_S / 4
 class TurnShare:
     """One peer's part in the thread's time. `run` is called when its turn has come."""
 
-    __slots__ = ("_finish_s", "_is_parked", "_is_waiting", "_run", "_turns", "unfinished")
+    __slots__ = ("_finish_s", "_is_parked", "_run", "_turns", "is_waiting", "unfinished")
 
     def __init__(self, turns: Turns, run: Callable[[], None]) -> None:
         self._turns = turns
         self._run = run
         self._finish_s = 0.0
-        self._is_waiting = False
         self._is_parked = False
+        self.is_waiting = False
+        """Whether `run` is to be called in a later turn."""
         self.unfinished = 0
         """Parts of work that this peer caused and that wait in the dispatch loop."""
 
     def may_run(self) -> bool:
         """Whether work for this peer may begin now; if not, it calls `later`."""
-        return not self._is_waiting and not self.unfinished and not self._turns.is_over()
+        return not self.is_waiting and not self.unfinished and not self._turns.is_over()
 
     def used(self, seconds: float) -> None:
         """Work for this peer took this long."""
@@ -57,9 +63,9 @@ class TurnShare:
 
     def later(self, cost_s: float = QUANTUM_S) -> None:
         """Have `run` called in a later turn; `cost_s` is how long it is likely to take."""
-        if not self._is_waiting:
-            self._is_waiting = True
-            self._turns.wait(self, self._finish_s, min(cost_s, QUANTUM_S))
+        if not self.is_waiting:
+            self.is_waiting = True
+            self._turns.wait(self, self._finish_s, cost_s)
 
     def caused(self) -> None:
         """A part of work was deferred for this peer."""
@@ -81,14 +87,14 @@ class TurnShare:
         if self.unfinished:
             self._is_parked = True
             return
-        self._is_waiting = False
+        self.is_waiting = False
         turns = self._turns
-        began, before, turns.current = perf_counter(), turns.current, self
+        began, before, turns.current = turns.thread_clock(), turns.current, self
         try:
             self._run()
         finally:
             turns.current = before
-            self.used(perf_counter() - began)
+            self.used(turns.thread_clock() - began)
 
 
 class Turns:
@@ -98,16 +104,30 @@ class Turns:
     each turn with the time for which it kept the thread busy.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] | None = None,
+        thread_clock: Callable[[], float] | None = None,
+    ) -> None:
+        """`clock` runs on while the thread waits for the disk or for a processor, `thread_clock`
+        stands still."""
+        self.thread_clock = thread_clock or thread_time
+        """What peers, and parts of their work, are charged by. On a busy machine the other clock
+        would charge them for other programs, and parts would become so small that the hub does
+        little else than begin them."""
         self.current: TurnShare | None = None
         """For whom the thread works right now."""
         self.virtual_s = 0.0
         """What the share that was served last started with."""
         self.on_turn: Callable[[float], None] | None = None
+        self.clock = clock or perf_counter
+        """Beside the thread's own: it is cheap to ask."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._began: float | None = None
+        self._thread_began = 0.0
         self._thread_s = 0.0
-        self._waiting: list[tuple[float, int, float, TurnShare]] = []
+        self._waiting: list[tuple[float, int, float, bool, TurnShare]] = []
         self._numbers = count()
 
     def enter(self) -> None:
@@ -115,37 +135,54 @@ class Turns:
         if self._began is None:
             if self._loop is None:
                 self._loop = asyncio.get_running_loop()
-                self._thread_s = thread_time()
-            self._began = perf_counter()
+                self._thread_s = self.thread_clock()
+            self._began, self._thread_began = self.clock(), self._thread_s
             self._loop.call_soon(self._end)
 
     def is_over(self) -> bool:
         """Whether this turn has had its time. Never, where no event loop called `enter`."""
-        return self._began is not None and perf_counter() - self._began > TURN_S
+        # The thread's clock costs ten times as much, and never shows more than the other one.
+        return (
+            self._began is not None
+            and self.clock() - self._began > TURN_S
+            and self.thread_clock() - self._thread_began > TURN_S
+        )
 
     def wait(self, share: TurnShare, finish_s: float, cost_s: float) -> None:
-        """Have a share served in a later turn."""
+        """Have a share served in a later turn; one that is longer than a turn, alone."""
         self.enter()
         start_s = max(finish_s, self.virtual_s)
-        heapq.heappush(self._waiting, (start_s + cost_s, next(self._numbers), start_s, share))
+        entry = (
+            start_s + min(cost_s, QUANTUM_S),
+            next(self._numbers),
+            start_s,
+            cost_s > TURN_S,
+            share,
+        )
+        heapq.heappush(self._waiting, entry)
 
     def _end(self) -> None:
         """The loop is about to look at the sockets: measure this turn, and begin the next one with
         those who wait."""
         assert self._began is not None
-        thread_s = thread_time()
+        thread_s = self.thread_clock()
         if self.on_turn is not None:
-            # By the thread's own clock, which stands still while the thread waits for the disk or
-            # for a processor. It runs since the end of the last turn, when the thread may have done
-            # other things than ours: a turn is not longer than the time that has passed.
-            self.on_turn(min(perf_counter() - self._began, thread_s - self._thread_s))
+            # By the thread's own clock. It runs since the end of the last turn, when the thread may
+            # have done other things than ours: a turn is not longer than the time that has passed.
+            self.on_turn(min(self.clock() - self._began, thread_s - self._thread_s))
         self._thread_s = thread_s
         self._began = None
         if self._waiting:
             self.enter()
-            while self._waiting and not self.is_over():
-                _, _, start_s, share = heapq.heappop(self._waiting)
+            # One at least: on a machine that is overloaded, a turn may be over when it has begun.
+            has_served = False
+            while self._waiting and not (has_served and self.is_over()):
+                _, _, start_s, is_long, share = self._waiting[0]
+                if is_long and has_served:
+                    break
+                heapq.heappop(self._waiting)
                 self.virtual_s = max(self.virtual_s, start_s)
+                has_served = True
                 share.begin()
 
 

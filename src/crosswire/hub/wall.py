@@ -92,6 +92,11 @@ class Clock:
         """The steady time in seconds since 1970."""
         return self._start + self._monotonic()
 
+    def not_before(self, time_s: float) -> None:
+        """Continue from this time if it is later: what somebody else has stamped stays in the
+        past."""
+        self._start = max(self._start, time_s - self._monotonic())
+
     def look(self) -> tuple[float, float] | None:
         """The wall clock and the steady time at one moment.
 

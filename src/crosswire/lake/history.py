@@ -7,6 +7,7 @@ two of them was never stored. A footer is read only where a range of files begin
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ __all__ = ["CoveredIds", "History", "IdShare", "LakeExtent"]
 _BATCH_BYTES: Final = 4 << 20
 _BATCH_ROWS: Final = 16_384
 _SHARES: Final = 256
+_SETTLED_NS: Final = 50_000_000
 
 
 class LakeExtent(NamedTuple):
@@ -79,7 +81,7 @@ class History:
         self._lake = lake
         self._node = node
         self._lock = Lock()
-        self._folders: dict[Path, tuple[tuple[int, int], list[LakeFile]]] = {}
+        self._folders: dict[Path, tuple[tuple[int, int] | None, list[LakeFile]]] = {}
         self._files: list[LakeFile] = []
         self._footers: dict[Path, _Footer] = {}
         self._gaps: dict[Path, list[tuple[int, int]]] = {}
@@ -136,7 +138,7 @@ class History:
         if self._list_changed():
             self._arrange()
         if extent is not None and (not self._files or self._files[-1].last < extent.last_seq):
-            # A folder that changes twice within the resolution of its time stamp looks unchanged.
+            # On a network file system time stamps may be old.
             self._folders.clear()
             if self._list_changed():
                 self._arrange()
@@ -148,8 +150,12 @@ class History:
         for folder in _subfolders(self._lake / "messages"):
             try:
                 status = folder.stat()
-                mark = (status.st_ino, status.st_mtime_ns)
-                if folder not in self._folders or self._folders[folder][0] != mark:
+                # A folder that changes twice within the resolution of its time stamp (some ms)
+                # looks unchanged. So one that has just changed is listed again.
+                is_settled = time.time_ns() - status.st_mtime_ns > _SETTLED_NS
+                mark = (status.st_ino, status.st_mtime_ns) if is_settled else None
+                known = self._folders.get(folder)
+                if known is None or mark is None or known[0] != mark:
                     paths = list(folder.iterdir())
                     self._folders[folder] = (mark, list(self._own(folder, paths)))
                     changed = True
@@ -272,6 +278,42 @@ class History:
                     yield batch, min(upto, last)
             yield None, min(footer[-1].last_id, last)
         yield None, last
+
+    def groups_back(
+        self, first: int, last: int, since_us: int, until_us: int
+    ) -> Iterator[tuple[LakeFile, int, int, int]]:
+        """Row groups that may have messages of these ids and times, the newest first: file, index,
+        and their first and last id."""
+        with self._lock:
+            files = list(self._files)
+        for file in reversed(files):
+            with self._lock:
+                footer = self._footer(file)
+            if footer[-1].last_id < first:
+                return
+            for index, group in reversed(list(enumerate(footer))):
+                if (
+                    group.first_id <= last
+                    and group.last_id >= first
+                    and group.last_time >= since_us
+                    and group.first_time < until_us
+                ):
+                    yield file, index, group.first_id, group.last_id
+
+    def read_group(
+        self, file: LakeFile, index: int, names: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of one row group."""
+        with self._lock:
+            group = self._footer(file)[index]
+        count = min(max(_BATCH_BYTES * group.rows // max(group.size_bytes, 1), 1), _BATCH_ROWS)
+        opened = _reading(
+            file.path, lambda: pq.ParquetFile(file.path, page_checksum_verification=True)
+        )
+        with opened:
+            batches = opened.iter_batches(count, [index], list(names), use_threads=False)
+            while (batch := _reading(file.path, lambda: next(batches, None))) is not None:
+                yield batch
 
     def _read_file(
         self, file: LakeFile, first: int, last: int, names: Sequence[str], since_us: int

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
 import pyarrow as pa
 from pyspark import StorageLevel
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from crosswire.errors import InvalidInput
-from crosswire.lake.schemas import LEDGER, MESSAGES, OPEN
+from crosswire.capture.packet_counts import PacketCounts
+from crosswire.lake.schemas import LEDGER, MESSAGES
 from crosswire.pipeline.decode.row_schema import TABLE
+from crosswire.pipeline.files import Files
 from crosswire.pipeline.output import Output
 from crosswire.pipeline.progress import Progress
 from crosswire.pipeline.sources.decoded import decode, decode_captures, decode_tap
+from crosswire.pipeline.sources.flow_rows import NODE
 from crosswire.pipeline.sources.inputs import Inputs
 from crosswire.pipeline.sources.lake import from_records
 from crosswire.pipeline.sources.lake_input import LakeInput, inspect_lake
@@ -26,25 +28,28 @@ from crosswire.pipeline.sources.pcap import Captures
 from crosswire.pipeline.sources.tap import from_tap
 from crosswire.pipeline.spark import plain_errors
 from crosswire.pipeline.summary import (
+    COMPARED_TABLES,
     DELIVERY_FAULTS,
     LEDGER_TABLES,
+    MINUTE_TABLES,
     NO_LEDGER,
     NO_WIRE,
-    ONLY_RECORDS,
     Summary,
 )
-from crosswire.pipeline.tables.accounting import accounting, check_sums, summed
-from crosswire.pipeline.tables.conversations import conversations
+from crosswire.pipeline.tables.accounting import packet_rows
+from crosswire.pipeline.tables.carry_over import CarriedCalls, Counts, Edges
+from crosswire.pipeline.tables.catalog import CATALOG
 from crosswire.pipeline.tables.deliveries import LATE_US, deliveries
-from crosswire.pipeline.tables.directions import directions
-from crosswire.pipeline.tables.frames import frames
-from crosswire.pipeline.tables.messages import from_hub, messages
+from crosswire.pipeline.tables.depth import depth
+from crosswire.pipeline.tables.finality import KEPT, TARGET_TABLE, Split
+from crosswire.pipeline.tables.lag import lag
+from crosswire.pipeline.tables.minutes import minutes, with_leaving
+from crosswire.pipeline.tables.principals import principals
 from crosswire.pipeline.tables.reconciliation import reconciliation
-from crosswire.pipeline.tables.sessions import sessions
+from crosswire.pipeline.tables.registry import DayTotals, DecodedBatch, DecodedTables, TableRun
+from crosswire.pipeline.tables.steps import gold_steps, seen_connections, with_messages
 from crosswire.pipeline.tables.tallies import tallies
-from crosswire.pipeline.tables.topology import topology
-from crosswire.pipeline.tables.traffic import traffic
-from crosswire.pipeline.tables.violations import violations
+from crosswire.pipeline.tables.topology import edges
 
 __all__ = ["BatchJob", "run_batch"]
 
@@ -72,25 +77,48 @@ def run_batch(spark: SparkSession, batch: BatchJob, *, quiet: bool = False) -> S
     """Write the tables. Raises PipelineError; the output then has the tables it had before."""
     start = time.monotonic()
     with plain_errors():
-        lake = inspect_lake(batch.inputs, since_us=batch.since_us, skip_damaged=batch.skip_damaged)
+        lake = _inspected(spark, batch)
         batch = replace(batch, inputs=lake.inputs)
         output = Output(spark, batch.output)
         try:
-            run = _BatchRun(spark, batch, output, Progress(spark, quiet=quiet), lake)
+            run = _WholeInput(spark, batch, output, Progress(spark, quiet=quiet), lake)
             accounts = run.all()
             output.commit()
         finally:
             output.close()
-    rows = {name.replace("/", "."): count for name, count in output.rows.items()}
-    return Summary(rows, accounts, time.monotonic() - start, run.findings, run.notes)
+    return Summary(
+        output.rows,
+        accounts,
+        time.monotonic() - start,
+        run.findings,
+        run.notes,
+        run.packets.rows(),
+        run.refused,
+    )
 
 
-class _BatchRun:
-    """The steps of a batch, in the order in which each needs the tables of the earlier ones.
+def _inspected(spark: SparkSession, batch: BatchJob) -> LakeInput:
+    files = Files(spark, batch.output)
+    try:
+        return inspect_lake(
+            batch.inputs,
+            since_us=batch.since_us,
+            skip_damaged=batch.skip_damaged,
+            listing=files.below,
+        )
+    finally:
+        files.close()
 
-    Every table is read back from disk by the steps after it: Spark would otherwise compute it, and
-    decode the input, again for each of them.
+
+class _WholeInput:
+    """The driver of the registry for all input at once: every row is final, nothing is carried on.
+
+    Every table is read back from disk by those that are made of it: Spark would otherwise compute
+    it, and decode the input, again for each of them.
     """
+
+    silver_first = True
+    is_first = True
 
     def __init__(
         self,
@@ -107,36 +135,40 @@ class _BatchRun:
         self.findings: dict[str, int] = {}
         self.notes: list[str] = list(lake.notes)
         self._missing = lake.missing
+        self.packets = PacketCounts()
+        self.refused = 0
 
     def all(self) -> list[dict[str, Any]]:
         """Write every table that is wanted; returns the byte accounting of each protocol."""
         inputs = self._batch.inputs
-        if not inputs.captures and not inputs.taps:
-            self._from_records_only()
-            return []
-        decoded = self._decoded()
-        frame_rows = self._write("silver", "frames", frames(decoded), dated_by="time")
-        violation_rows = self._write("silver", "violations", violations(decoded), dated_by="time")
-        direction_rows = self._write("silver", "directions", directions(decoded))
-        tally_rows = tallies(frame_rows, violation_rows).persist(StorageLevel.DISK_ONLY)
-        message_rows = self._from_wire(decoded, direction_rows, tally_rows)
-        self._from_ledger(message_rows, frame_rows, direction_rows)
-        return self._account(direction_rows, tally_rows)
+        tables = TableRun(self)
+        if inputs.captures or inputs.taps:
+            tables.from_wire(DecodedTables(self._decoded().withColumn(KEPT, F.lit(True))))
+        else:
+            tables.from_records(self._read("messages", MESSAGES) if inputs.messages else None)
+        accounts = tables.accounts[True]
+        self.refused = tables.refused[True]
+        return [{"protocol": name or None, **accounts[name]} for name in sorted(accounts)]
 
-    def _wants(self, *names: str) -> bool:
-        chosen = self._batch.tables
-        return not chosen or not chosen.isdisjoint(names)
+    # Input.
 
     def _decoded(self) -> DataFrame:
         """Write bronze.wire if it is wanted, and decode the input."""
         inputs, since_us = self._batch.inputs, self._batch.since_us
-        payloads = self._wants("messages", *LEDGER_TABLES)
+        payloads = self.wants("messages", *COMPARED_TABLES)
         captures: Captures | None = None
         parts = []
         if inputs.captures:
             captures = Captures(
-                self._spark, inputs.captures, ports=self._batch.ports, since_us=since_us
+                self._spark,
+                inputs.captures,
+                ports=self._batch.ports,
+                since_us=since_us,
+                skip_damaged=self._batch.skip_damaged,
             )
+            with self._progress.step("counting packets"):
+                self.packets = captures.counts()
+            self.notes += [f"skipped the rest: {fault}" for fault in self.packets.faults]
         wire = self._wire(captures)
         if captures is not None and captures.is_shuffled and wire is not None:
             # Reassembly needed a shuffle: reading its result back is cheaper than doing it twice.
@@ -162,132 +194,131 @@ class _BatchRun:
             parts.append(captures.wire())
         if inputs.taps:
             parts.append(from_tap(self._spark, inputs.taps, since_us=since_us))
-        wire = reduce(DataFrame.unionByName, parts)
-        return self._write("bronze", "wire", wire, dated_by="time")
-
-    def _from_wire(
-        self, decoded: DataFrame, direction_rows: DataFrame, tally_rows: DataFrame
-    ) -> DataFrame:
-        """Write what is made of messages and directions; returns silver.messages."""
-        message_rows = messages(decoded)
-        if self._wants("messages"):
-            message_rows = self._write("silver", "messages", message_rows, dated_by="time")
-        if self._wants("sessions"):
-            session_rows = sessions(direction_rows, tally_rows)
-            self._write_split("sessions", session_rows, F.col("ended") == OPEN, dated_by="opened")
-        if self._wants("conversations", "traffic"):
-            conversation_rows = conversations(message_rows, direction_rows)
-            if self._wants("conversations"):
-                conversation_rows = self._write_split(
-                    "conversations", conversation_rows, F.col("is_open"), dated_by="asked"
-                )
-            if self._wants("traffic"):
-                self._write(
-                    "gold",
-                    "traffic",
-                    traffic(message_rows, conversation_rows, direction_rows),
-                    dated_by="minute",
-                )
-        if self._wants("topology"):
-            self._write("gold", "topology", topology(message_rows, direction_rows))
-        return message_rows
-
-    def _from_records_only(self) -> None:
-        """Write the tables of a hub that did not tap its connections."""
-        if not self._wants("messages", "deliveries"):
-            raise InvalidInput(ONLY_RECORDS)
-        if self._batch.inputs.messages:
-            envelopes = self._read("messages", MESSAGES)
-            self._write("silver", "messages", from_hub(envelopes), dated_by="time")
-        self._from_ledger()
+        return self.write("wire", reduce(DataFrame.unionByName, parts))
 
     def _read(self, name: str, schema: pa.Schema) -> DataFrame:
         inputs = self._batch.inputs
         folders = inputs.ledgers if name == "ledger" else inputs.messages
         return from_records(self._spark, folders, schema, since_us=self._batch.since_us)
 
-    def _from_ledger(
-        self,
-        message_rows: DataFrame | None = None,
-        frame_rows: DataFrame | None = None,
-        direction_rows: DataFrame | None = None,
+    # What the registry asks for.
+
+    def wants(self, *names: str) -> bool:
+        """Whether any of these tables is to be written; no `tables` means all."""
+        chosen = self._batch.tables
+        return not chosen or not chosen.isdisjoint(names)
+
+    def run(self, work: Sequence[Callable[[], None]]) -> None:
+        """One after the other: each needs all of the machine."""
+        for each in work:
+            each()
+
+    def write(self, name: str, rows: DataFrame) -> DataFrame:
+        """Write a table, finished and open rows apart; returns the finished ones as read back."""
+        table = CATALOG[name]
+        if not table.has_open:
+            with self._progress.step(table.path):
+                return self._output.write(table.path, rows).withColumn(KEPT, F.lit(True))
+        saved = rows.persist(StorageLevel.DISK_ONLY)
+        made = []
+        for path in table.paths:
+            with self._progress.step(path):
+                of_table = saved.where(F.col(TARGET_TABLE) == path)
+                made.append(self._output.write(path, of_table))
+        saved.unpersist()
+        return made[0].withColumn(KEPT, F.lit(True))
+
+    def keep(self, _name: str, rows: DataFrame) -> DataFrame:
+        """As they are: decoded rows are on disk."""
+        return rows
+
+    def counts(self, directions: DataFrame, frames: Split, violations: Split) -> Counts:
+        """The counts of all connections."""
+        counted = tallies(frames[0], violations[0]).persist(StorageLevel.DISK_ONLY)
+        return Counts.whole(directions, counted)
+
+    def packet_rows(self) -> DataFrame | None:
+        """Rows about the packets of all captures."""
+        if not self._batch.inputs.captures:
+            return None
+        return packet_rows(self._spark, NODE, self.packets).withColumn(KEPT, F.lit(True))
+
+    def begin(self, _directions: DataFrame) -> None:
+        """Nothing has to be known before."""
+
+    def principals(self) -> DataFrame | None:
+        """Those of the whole ledger."""
+        return principals(self._read("ledger", LEDGER)) if self._batch.inputs.ledgers else None
+
+    def for_traffic(self, messages: DataFrame) -> Split:
+        """All of them."""
+        return messages, None
+
+    def calls(self, _directions: DataFrame, messages: DataFrame) -> CarriedCalls:
+        """All of them."""
+        return CarriedCalls(messages)
+
+    def edges(self, directions: DataFrame, messages: DataFrame) -> Edges:
+        """All of them."""
+        return Edges(edges(messages, directions))
+
+    def add_to_days(
+        self, totals: DayTotals, fresh: DataFrame, _provisional: DataFrame | None
     ) -> None:
-        """Write gold.deliveries and, if the hub's connections were tapped, gold.reconciliation."""
+        """Write the whole table."""
+        self.write(totals.name, totals.fold(fresh))
+
+    def ledger_tables(self, wire: DecodedBatch | None) -> None:
+        """Write what is made of the ledger; gold.reconciliation only if connections were tapped."""
         inputs = self._batch.inputs
-        if not self._wants(*LEDGER_TABLES):
+        if not self.wants(*LEDGER_TABLES):
             return
         if not inputs.ledgers:
             self.notes.append(NO_LEDGER)
             return
         ledger, envelopes = self._read("ledger", LEDGER), self._read("messages", MESSAGES)
+        self._steps(ledger, envelopes, wire)
+        if not self.wants(*COMPARED_TABLES):
+            return
         reconciled: DataFrame | None = None
-        if (
-            message_rows is not None
-            and frame_rows is not None
-            and direction_rows is not None
-            and inputs.taps
-        ):
+        if wire is not None and inputs.taps:
             reconciled = reconciliation(
-                message_rows, frame_rows, direction_rows, ledger, envelopes, self._missing
+                wire.messages, wire.frames, wire.directions, ledger, envelopes, self._missing
             )
-            reconciled = self._write("gold", "reconciliation", reconciled, dated_by="time")
+            if self.wants("reconciliation"):
+                reconciled = self.write("reconciliation", reconciled)
             with self._progress.step("comparing"):
                 counts = reconciled.groupBy("verdict").count().collect()
             self.findings |= {row["verdict"]: row["count"] for row in counts}
-        elif self._wants("reconciliation"):
+        elif self.wants("reconciliation"):
             self.notes.append(NO_WIRE)
-        if self._wants("deliveries"):
-            rows = deliveries(
-                ledger,
-                envelopes,
-                reconciled,
-                late_us=self._batch.late_us,
-                missing=self._missing,
-            )
-            self._write_split(
-                "deliveries",
-                rows,
-                F.col("is_open"),
-                dated_by="accepted",
-                faults=DELIVERY_FAULTS,
-            )
+        if self.wants("deliveries"):
+            self._deliveries(ledger, envelopes, reconciled)
 
-    def _account(self, direction_rows: DataFrame, tally_rows: DataFrame) -> list[dict[str, Any]]:
-        """Write gold.accounting; returns its sums by protocol. Raises BytesMissing."""
-        accounts = self._write("gold", "accounting", accounting(direction_rows, tally_rows))
-        with self._progress.step("adding up"):
-            totals = summed(accounts).orderBy("protocol").collect()
-        return [{"protocol": row.protocol, **check_sums(row)} for row in totals]
+    def _steps(self, ledger: DataFrame, envelopes: DataFrame, wire: DecodedBatch | None) -> None:
+        if not self.wants("steps", *MINUTE_TABLES):
+            return
+        steps = with_messages(ledger, envelopes).persist(StorageLevel.DISK_ONLY)
+        if self.wants("steps"):
+            connections = None if wire is None else seen_connections(wire.directions)
+            self.write("steps", gold_steps(steps, connections))
+        if self.wants(*MINUTE_TABLES):
+            counted = minutes(with_leaving(steps)).persist(StorageLevel.DISK_ONLY)
+            for name, table in (("depth", depth), ("lag", lag)):
+                if self.wants(name):
+                    self.write(name, table(counted))
+            counted.unpersist()
+        steps.unpersist()
 
-    # Writing.
-
-    def _write_split(
-        self,
-        name: str,
-        rows: DataFrame,
-        is_open: Column,
-        *,
-        dated_by: str,
-        faults: Mapping[str, str] | None = None,
-    ) -> DataFrame:
-        """Write finished rows to gold and open ones to open; returns the finished ones.
-
-        Rows that meet the SQL conditions of `faults` are counted as findings.
-        """
-        saved = rows.persist(StorageLevel.DISK_ONLY)
-        if faults:
-            counted = [F.count_if(F.expr(sql)).alias(fault) for fault, sql in faults.items()]
-            self.findings |= saved.agg(*counted).collect()[0].asDict()
-        finished = self._write("gold", name, saved.where(~is_open), dated_by=dated_by)
-        self._write("open", name, saved.where(is_open))
-        saved.unpersist()
-        return finished
-
-    def _write(
-        self, layer: str, name: str, rows: DataFrame, *, dated_by: str | None = None
-    ) -> DataFrame:
-        """Write a table and return it as read back; one that is not wanted is not written."""
-        if not self._wants(name) and name != "wire":
-            return rows
-        with self._progress.step(f"{layer}.{name}"):
-            return self._output.write(f"{layer}/{name}", rows, dated_by=dated_by)
+    def _deliveries(
+        self, ledger: DataFrame, envelopes: DataFrame, reconciled: DataFrame | None
+    ) -> None:
+        rows = deliveries(
+            ledger, envelopes, reconciled, late_us=self._batch.late_us, missing=self._missing
+        )
+        target = F.when(F.col("is_open"), "open.deliveries").otherwise("gold.deliveries")
+        counted = [F.count_if(F.expr(sql)).alias(name) for name, sql in DELIVERY_FAULTS.items()]
+        rows = rows.withColumn(TARGET_TABLE, target).persist(StorageLevel.DISK_ONLY)
+        self.findings |= rows.agg(*counted).collect()[0].asDict()
+        self.write("deliveries", rows)
+        rows.unpersist()

@@ -71,6 +71,12 @@ class Files:
         for state in files.globStatus(path):
             yield state.getPath().toString(), state.getLen()
 
+    def below(self, folder: str) -> Iterator[str]:
+        """URLs of the files two levels below a folder, in its own file system."""
+        for name, _ in self.matching(f"{folder.rstrip('/')}/*/*"):
+            # Hadoop leaves out the empty host of a local file's URL.
+            yield name.replace("file:/", "file:///", 1) if name.startswith("file:/") else name
+
     def delete(self, path: str) -> None:
         """Delete a file, or a folder with its contents, if it exists."""
         self._files.delete(self._path(path), True)

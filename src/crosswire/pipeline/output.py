@@ -28,7 +28,16 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.errors import InvalidInput, PipelineError
 from crosswire.pipeline.files import Files, lock
+from crosswire.pipeline.tables.catalog import entry
 from crosswire.pipeline.tables.names import LAYERS
+from crosswire.pipeline.tables.published import (
+    DATE,
+    NO_DATE,
+    date_of_rows,
+    published,
+    restored,
+    schema_of,
+)
 
 __all__ = ["STREAM", "Output"]
 
@@ -71,22 +80,28 @@ class Output:
     def _target_in(self, root: str) -> _OutputTarget:
         return _MovedTarget(self._files, root) if "://" in root else _LinkedTarget(Path(root))
 
-    def write(self, name: str, rows: DataFrame, *, dated_by: str | None = None) -> DataFrame:
-        """Write a table (`silver/frames`), partitioned by the date of `dated_by`.
+    def write(self, name: str, rows: DataFrame) -> DataFrame:
+        """Write a table of the catalog (`silver.frames`), by date if it has one.
 
-        Returns it as read back: what is made of it does not compute it again.
+        Returns it as read back, in the columns that it was computed with: what is made of it does
+        not compute it again.
         """
+        table, is_open = entry(name), name.startswith("open.")
         counted = Observation(name)
         rows = rows.observe(counted, F.count(F.lit(1)).alias("rows"))
-        schema = rows.schema
-        path = f"{self._target.new}/{name}"
-        if dated_by is not None:
-            date = F.to_date(F.timestamp_micros(F.col(dated_by)))
-            rows.withColumn("date", date).write.partitionBy("date").parquet(path)
+        path = f"{self._target.new}/{name.replace('.', '/')}"
+        if table.dated_by and not is_open:
+            rows = rows.withColumn(DATE, date_of_rows(table))
+            rows = published(table, rows, F.lit(False), DATE)
+            rows.write.partitionBy(DATE).parquet(path)
         else:
-            rows.write.parquet(path)
+            published(table, rows, F.lit(is_open)).write.parquet(path)
         self.rows[name] = counted.get["rows"]
-        return self._spark.read.schema(schema).parquet(path)
+        if table.dated_by and not is_open and not self.rows[name]:
+            # Without rows Spark writes no partition: no file would have the columns.
+            empty = self._spark.createDataFrame([], schema_of(table)).coalesce(1)
+            empty.write.parquet(f"{path}/{DATE}={NO_DATE}")
+        return restored(table, self._spark.read.schema(schema_of(table)).parquet(path))
 
     def write_work(self, name: str, rows: DataFrame, *, split_by: str) -> DataFrame:
         """Like `write`, for rows that only this run needs: they are not committed."""
@@ -97,7 +112,7 @@ class Output:
     def commit(self) -> None:
         """Show the new tables instead of the old ones; those that were not written again stay."""
         self._files.delete(f"{self._target.new}/{_WORK}")
-        self._target.commit(self.rows.keys())
+        self._target.commit({name.replace(".", "/") for name in self.rows})
 
     def close(self) -> None:
         """Delete what was not committed, and release the lock."""

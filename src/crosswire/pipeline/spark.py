@@ -6,23 +6,26 @@ import atexit
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Final
 
 from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from crosswire.errors import CrosswireError, PipelineError
 
-__all__ = ["SMALL_INPUT", "java_home", "plain_errors", "start"]
+__all__ = ["SMALL_INPUT", "default_master", "java_home", "plain_errors", "start"]
 
 _OLDEST_JAVA: Final = 17
 
@@ -35,6 +38,8 @@ _SETTINGS: Final = {
     "spark.sql.execution.arrow.maxBytesPerBatch": str(8 * 1024 * 1024),
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.parquet.compression.codec": "zstd",
+    # Spark's default is a type of its own, INT96, which other engines read as nanoseconds.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # The lake's pages have checksums: a flipped bit ends the run instead of becoming a wrong row.
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     # Without concurrent writers, Spark sorts all rows by date before it writes them by date.
@@ -70,12 +75,14 @@ compiler take longer than they save."""
 def start(
     master: str = "local[*]", conf: Mapping[str, str] | None = None, *, name: str = "crosswire"
 ) -> SparkSession:
-    """A new session; a process has one. `conf` overrides our settings. Raises PipelineError.
+    """A new session; a process has one. `conf` overrides our settings, and what spark-submit was
+    given overrides both and `master`. Raises PipelineError.
 
     The output of Java and of the workers goes to `crosswire-spark-*.log` in the folder for
     temporary files; the file is kept if it contains an error.
     """
     is_local = master.startswith("local")
+    submitted = _submitted()
     settings = dict(_SETTINGS)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     # Spark's default is the `python3` of the path: another one, unless its environment is active.
@@ -90,19 +97,61 @@ def start(
     options = settings.get("spark.driver.extraJavaOptions", "")
     logging = Path(__file__).with_name("log4j2.properties").as_uri()
     settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={logging} {options}"
-    builder = SparkSession.builder.appName(name).master(_with_retries(master))
+    builder = SparkSession.builder.appName(name)
+    if submitted is None:
+        builder = builder.master(_with_retries(master))
     for key, value in settings.items():
-        builder = builder.config(key, value)
+        if submitted is None or key not in submitted:
+            builder = builder.config(key, value)
     handle, log = tempfile.mkstemp(prefix="crosswire-spark-", suffix=".log")
     atexit.register(_delete_if_clean, Path(log))
     try:
         with _standard_error_to(handle), plain_errors(Path(log)):
-            session = builder.getOrCreate()
+            with _ended_by_interrupt():
+                session = builder.getOrCreate()
             if not is_local:
                 _ship(session)
             return session
     except (OSError, RuntimeError) as error:
         raise PipelineError(f"Spark does not start: {error}; {_end_of(Path(log))}") from error
+
+
+def default_master() -> str:
+    """The master that spark-submit was given, or all cores of this machine."""
+    return (_submitted() or {}).get("spark.master", "local[*]")
+
+
+def _submitted() -> dict[str, str] | None:
+    """The settings of spark-submit; None if it did not start this process."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return None
+    # It has put them into the JVM that it started, and only there.
+    SparkContext._ensure_initialized()
+    return dict(SparkConf().getAll())
+
+
+@contextmanager
+def _ended_by_interrupt() -> Iterator[None]:
+    """An interrupt ends Java, too, which would otherwise wait for us for ever: Spark forgets its
+    process until it has answered."""
+    before = _children()
+    try:
+        yield
+    except KeyboardInterrupt:
+        for process in _children() - before:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        raise
+
+
+def _children() -> set[int]:
+    """The processes that this thread has started and that have not ended; none where the system
+    does not list them."""
+    try:
+        listed = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text()
+    except OSError:
+        return set()
+    return set(map(int, listed.split()))
 
 
 _LOCAL: Final = re.compile(r"local(?:\[([^,\]]+)\])?")
@@ -143,7 +192,9 @@ def plain_errors(log: Path | None = None) -> Iterator[None]:
     try:
         yield
     except Py4JJavaError as error:
-        raise PipelineError(_in_plain_words(str(error.java_exception))) from None
+        # With the trace of the driver's exception: the cause, as a full disk, is only there.
+        trace = str(error).removeprefix(error.errmsg).removeprefix(": ")
+        raise PipelineError(_in_plain_words(trace)) from None
     except PySparkException as error:
         if log is not None and error.getCondition() == "JAVA_GATEWAY_EXITED":
             raise PipelineError(f"Spark does not start: {_end_of(log)}") from None

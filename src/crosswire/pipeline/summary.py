@@ -5,9 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["DELIVERY_FAULTS", "LEDGER_TABLES", "NO_LEDGER", "NO_WIRE", "ONLY_RECORDS", "Summary"]
+__all__ = [
+    "COMPARED_TABLES",
+    "DELIVERY_FAULTS",
+    "LEDGER_TABLES",
+    "MINUTE_TABLES",
+    "NO_LEDGER",
+    "NO_WIRE",
+    "ONLY_RECORDS",
+    "RECORD_TABLES",
+    "Summary",
+]
 
-LEDGER_TABLES: Final = ("deliveries", "reconciliation")
+COMPARED_TABLES: Final = ("deliveries", "reconciliation")
+"""The tables that compare what a hub recorded with the wire."""
+
+MINUTE_TABLES: Final = ("depth", "lag")
+"""The tables that add up what a hub recorded, minute by minute."""
+
+LEDGER_TABLES: Final = (*COMPARED_TABLES, "steps", *MINUTE_TABLES)
 """The tables that are made of what a hub recorded itself."""
 
 DELIVERY_FAULTS: Final = {
@@ -19,9 +35,14 @@ DELIVERY_FAULTS: Final = {
 }
 """What is counted in gold.deliveries: a finding, and the SQL condition of its rows."""
 
-NO_LEDGER: Final = "no deliveries and no reconciliation: there is no ledger/"
+RECORD_TABLES: Final = (*LEDGER_TABLES, "conversations", "traffic")
+"""The tables that need what a hub recorded: the last two for the principals."""
+
+NO_LEDGER: Final = "no deliveries, reconciliation, steps, depth and lag: there is no ledger/"
 NO_WIRE: Final = "no reconciliation: there is no wire/ beside the ledger"
-ONLY_RECORDS: Final = "a lake without wire/ gives the tables messages and deliveries only"
+ONLY_RECORDS: Final = (
+    "a lake without wire/ gives the tables messages, deliveries, steps, depth and lag only"
+)
 
 
 @dataclass(frozen=True)
@@ -30,6 +51,8 @@ class Summary:
 
     `findings` counts the verdicts of gold.reconciliation, and the late, lost, doubled and damaged
     messages of gold.deliveries. `notes` are the tables that were left out, with the reason.
+    `packets` has the category, number and bytes of the packets in captures; `refused` counts the
+    connections in them that were refused.
     """
 
     rows: dict[str, int]
@@ -37,6 +60,8 @@ class Summary:
     seconds: float
     findings: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    packets: list[tuple[str, int, int]] = field(default_factory=list)
+    refused: int = 0
 
     @property
     def seen(self) -> int:

@@ -29,8 +29,16 @@ class Exposure(msgspec.Struct, frozen=True):
 
 def readable_by_others(file: Path) -> bool:
     """Whether group or others may read this file; False if there is none."""
+    return _has_mode(file, 0o044)
+
+
+def _writable_by_others(file: Path) -> bool:
+    return _has_mode(file, 0o022)
+
+
+def _has_mode(file: Path, mode: int) -> bool:
     try:
-        return bool(file.stat().st_mode & 0o044)
+        return bool(file.stat().st_mode & mode)
     except OSError:
         return False
 
@@ -60,6 +68,20 @@ def find_exposures(config: Config, file: Path | None = None) -> Iterator[Exposur
             (),
             "it has tokens or keys, and other users of this machine may read it",
             f"chmod 600 {file}, or start with --insecure",
+            is_refused=bool(remote) and not config.insecure,
+        )
+    if file is not None and _writable_by_others(file):
+        yield Exposure(
+            (),
+            "other users of this machine may change it, and give themselves all rights",
+            f"chmod go-w {file}, or start with --insecure",
+            is_refused=bool(remote) and not config.insecure,
+        )
+    if config.tls is not None and readable_by_others(Path(config.tls.key)):
+        yield Exposure(
+            ("tls", "key"),
+            f"other users of this machine may read {config.tls.key}",
+            f"chmod 600 {config.tls.key}, or start with --insecure",
             is_refused=bool(remote) and not config.insecure,
         )
     for number, user in enumerate(config.users):

@@ -234,6 +234,15 @@ class LakeFeed:
         self._hub.commits.remove_listener(self.take)
         self._thread.shutdown()
 
+    async def abandon(self) -> None:
+        """Stop at once: the hub's commits are answered no more. Files that a thread is writing are
+        left to it."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+            self._task = None
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
     # What the hub commits.
 
     def take(self, group: CommitGroup) -> None:

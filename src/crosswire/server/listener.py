@@ -6,19 +6,16 @@ import asyncio
 import logging
 import os
 import ssl
-from typing import Final
 
 from crosswire.config import Address
 from crosswire.errors import ConfigError
 from crosswire.gateways.context import GatewayContext
 from crosswire.gateways.gateway import Gateway
 from crosswire.logs import log_event
+from crosswire.server.tls_acceptor import TlsAcceptor
 from crosswire.session import Session
 
-__all__ = ["HANDSHAKE_S", "Listener", "cannot_listen"]
-
-HANDSHAKE_S: Final = 5.0
-_LATER_S: Final = 0.5
+__all__ = ["Listener", "cannot_listen"]
 
 _log = logging.getLogger("crosswire.gateways")
 
@@ -46,24 +43,26 @@ class Listener:
         self.gateway = gateway
         self.context = context
         self._tls = tls
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsAcceptor | None = None
         self.address = Address("", 0)
 
     async def open(self, address: Address) -> Address:
         """Listen; returns the address with the port that was taken. Raises ConfigError."""
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(
-                self._accept,
-                address.host,
-                address.port,
-                ssl=self._tls,
-                ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
-                backlog=1024,
-            )
+            if self._tls is not None:
+                self._server = TlsAcceptor(
+                    self._accept, self._tls, self.context.handshakes, self._handshake_failed
+                )
+                port = await self._server.open(address.host, address.port)
+            else:
+                self._server = await loop.create_server(
+                    self._accept, address.host, address.port, backlog=1024
+                )
+                port = self._server.sockets[0].getsockname()[1]
         except OSError as error:
             raise cannot_listen(self.name, address, error) from error
-        self.address = Address(address.host, self._server.sockets[0].getsockname()[1])
+        self.address = Address(address.host, port)
         return self.address
 
     def close(self) -> None:
@@ -75,15 +74,8 @@ class Listener:
     def _accept(self) -> Session:
         gateway = self.gateway(self.context, self.name)
         hub = self.context.hub
-        session = Session(gateway.open, gateway, callbacks=hub.callbacks, turns=hub.turns)
-        if self._tls is not None:
-            loop = asyncio.get_running_loop()
-            loop.call_later(HANDSHAKE_S + _LATER_S, self._check_handshake, session)
-        return session
+        return Session(gateway.open, gateway, callbacks=hub.callbacks, turns=hub.turns)
 
-    def _check_handshake(self, session: Session) -> None:
-        """Count a failed TLS handshake. The event loop does not report it: the session is made
-        before the handshake, and is never opened if that fails or times out."""
-        if not session.opened:
-            self.context.count("failed", self.gateway.protocol, "TlsHandshake")
-            log_event(_log, logging.WARNING, "failed", listener=self.name, error="TlsHandshake")
+    def _handshake_failed(self) -> None:
+        self.context.count("failed", self.gateway.protocol, "TlsHandshake")
+        log_event(_log, logging.WARNING, "failed", listener=self.name, error="TlsHandshake")

@@ -29,6 +29,7 @@ from crosswire.errors import (
 from crosswire.hub.hub import Hub
 from crosswire.lake.columns import booleans
 from crosswire.lake.history import History
+from crosswire.lake.ledger_history import LedgerHistory
 from crosswire.lake.schemas import MESSAGES
 from crosswire.server.lake_feed import LakeFeed
 from crosswire.server.log_selection import EARLIEST, LATEST, OTHERS, LogSelection
@@ -127,7 +128,8 @@ class Log:
         self._hub = hub
         self._count = count
         self._feed = feed
-        self._history = History(lake, hub.node)
+        self.history = History(lake, hub.node)
+        self.ledger = LedgerHistory(lake, hub.node)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="crosswire-log")
         self._readers = asyncio.Semaphore(_READERS)
         self._shares: dict[str, asyncio.Semaphore] = {}
@@ -144,12 +146,12 @@ class Log:
     async def plan(self, plan: ReadPlan) -> LogRange:
         """Resolve a plan to ids. Raises InvalidDestination, LakeError, ServiceUnavailable."""
         logs = await self._logs(LogSelection(plan.destinations))
-        return await self._with_files(functools.partial(self._plan, plan, logs, self._moment()))
+        return await self.with_files(functools.partial(self._plan, plan, logs, self.moment()))
 
     def _plan(self, plan: ReadPlan, logs: Mapping[str, int], moment: Moment) -> LogRange:
         """On a thread."""
         choice = LogSelection(plan.destinations, plan.starts, plan.ends)
-        pieces, committed = self._pieces(moment, choice, logs), moment.committed
+        pieces, committed = self.snapshot(moment, choice, logs), moment.committed
         self._resolve(choice, pieces)
         first, end = plan.first, plan.end
         if plan.since is not None:
@@ -224,15 +226,21 @@ class Log:
         choice = LogSelection(
             reading.destinations, reading.starts, {OTHERS: reading.end, **reading.ends}
         )
-        share = self._shares.setdefault(owner, asyncio.Semaphore(_SHARE if owner else _READERS))
-        # The share first: who waits for its own streams to end occupies nothing of others.
-        async with self._slot(share), self._slot(self._readers):
+        async with self.reader(owner):
             logs = await self._logs(choice)
             async with contextlib.aclosing(
                 self._stream(_RangeReader(reading, choice, logs))
             ) as stream:
                 async for chunk in stream:
                     yield chunk
+
+    @contextlib.asynccontextmanager
+    async def reader(self, owner: str) -> AsyncIterator[None]:
+        """A slot for reading. Raises ServiceUnavailable if all are taken for long."""
+        share = self._shares.setdefault(owner, asyncio.Semaphore(_SHARE if owner else _READERS))
+        # The share first: who waits for its own streams to end occupies nothing of others.
+        async with self._slot(share), self._slot(self._readers):
+            yield
 
     @contextlib.asynccontextmanager
     async def _slot(self, slots: asyncio.Semaphore) -> AsyncIterator[None]:
@@ -253,10 +261,10 @@ class Log:
         while cursor.position < cursor.end:
             if is_begun and time.monotonic() >= ends_at:
                 break
-            moment = self._moment()
+            moment = self.moment()
             try:
                 step = functools.partial(self._step, cursor, moment, out)
-                chunk, rows = await self._with_files(step)
+                chunk, rows = await self.with_files(step)
             except CrosswireError:
                 if not is_begun:
                     raise
@@ -272,7 +280,7 @@ class Log:
         """On a thread: the next batch, and how many messages it has; an empty one if none is found
         within `_STEP_S`, so that the client sees progress."""
         deadline = time.monotonic() + _STEP_S
-        pieces = self._pieces(moment, cursor.choice, cursor.logs)
+        pieces = self.snapshot(moment, cursor.choice, cursor.logs)
         piece = next(pieces(cursor.position, cursor.end - 1))
         if not piece.in_lake and cursor.strict:
             missing = pieces.missing(piece.first, piece.last)
@@ -301,7 +309,7 @@ class Log:
     async def _logs(self, choice: LogSelection) -> dict[str, int]:
         """Numbers of the store's logs that may have selected messages, by destination."""
         numbers = dict(self._hub.store.destinations())
-        return await self._in_thread(choice.logs, numbers, self._go_on)
+        return await self.in_thread(choice.logs, numbers, self._go_on)
 
     def _go_on(self) -> None:
         """On a thread: lets the event loop in, and ends when the hub stops."""
@@ -309,36 +317,41 @@ class Log:
             raise ServiceUnavailable("the hub is stopping")
         time.sleep(0)
 
-    def _moment(self) -> Moment:
+    def moment(self) -> Moment:
+        """What a thread needs to read the log as it is now."""
         hub = self._hub
         kept = None if self._feed is None else self._feed.kept
         limit = MAX_ID if kept is None else max(kept.upto, hub.seals.reclaim_limit)
         return Moment(hub.store.view(), kept, hub.committed_id, limit)
 
-    def _pieces(self, moment: Moment, choice: LogSelection, logs: Mapping[str, int]) -> LogSnapshot:
+    def snapshot(
+        self, moment: Moment, choice: LogSelection, logs: Mapping[str, int]
+    ) -> LogSnapshot:
+        """On a thread: the log of some destinations at one moment."""
         return LogSnapshot(
-            self._history, moment, choice, logs, report=self._report, breathe=self._breathe
+            self.history, moment, choice, logs, report=self.report, breathe=self.pause
         )
 
-    def _breathe(self, pause_s: float) -> None:
+    def pause(self, pause_s: float) -> None:
         """On a thread: pauses, and ends when the hub stops."""
         self._go_on()
         time.sleep(pause_s)
 
-    def _report(self, error: RecordDamaged) -> None:
-        """From a thread."""
+    def report(self, error: RecordDamaged) -> None:
+        """From a thread: a record that can't be read."""
         self._loop.call_soon_threadsafe(self._hub.damage.report, error)
 
-    async def _with_files(self, work: Callable[[], T]) -> T:
+    async def with_files(self, work: Callable[[], T]) -> T:
         """Run it on a thread, again if files of the lake were merged or deleted meanwhile."""
         for _ in range(_MOVED):
             try:
-                return await self._in_thread(work)
+                return await self.in_thread(work)
             except FileNotFoundError:
-                self._history.forget()
+                self.history.forget()
         raise ServiceUnavailable("files of the lake were replaced while they were read")
 
-    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+    async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Run it on a thread for reading. It calls `pause` often. Raises ServiceUnavailable."""
         if self._is_closed:
             raise ServiceUnavailable("the hub is stopping")
         return await self._loop.run_in_executor(self._threads, work, *arguments)

@@ -17,6 +17,7 @@ from crosswire.errors import StoreError
 from crosswire.hub.commits import CommitStage
 from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import LedgerRun, Step
+from crosswire.server.activity import BUCKET_S, Activities, Activity
 
 __all__ = ["Histogram", "Metrics", "render"]
 
@@ -44,6 +45,8 @@ _SAMPLES: Final = 4
 _REMEMBERED: Final = 50_000
 _SHORTCUTS: Final = 4_096
 _SERIES: Final = 1_000
+_ACTIVITIES: Final = 20_000
+"""Destinations and subscriptions, and as many connections, of which rates are known."""
 
 
 class Histogram:
@@ -115,6 +118,13 @@ class Metrics:
         self.disk_waits = Histogram(_LATENCIES_S)
         """For how long the event loop waited for the disk, in each commit."""
         self.commits_failed = 0
+        self.total = Activity(hub.now)
+        """Of all destinations together."""
+        self.destinations = Activities(_ACTIVITIES)
+        """By destination; those of named subscriptions by what the ledger calls them, which has no
+        slash."""
+        self.connections = Activities(_ACTIVITIES)
+        """By the name of the connection that produced, or got, the messages."""
         self._hub = hub
         self._accept_times = _AcceptTimes()
         self._found: dict[tuple[str, str], list[_StepSeries | None]] = {}
@@ -139,6 +149,12 @@ class Metrics:
         """Add the runs to the series; returns how many messages were accepted."""
         accepted = 0
         found = self._found
+        now = self._hub.now
+        bucket = int(now // BUCKET_S)
+        destinations, connections = self.destinations, self.connections
+        total = self.total
+        if total.bucket != bucket:
+            total.begin(bucket)
         for run in runs:
             steps = found.get((run.peer.protocol, run.destination))
             series = None if steps is None else steps[run.step]
@@ -146,6 +162,22 @@ class Metrics:
                 series = self._find(run.peer.protocol, run.destination, run.step)
             number = len(run.ids)
             series.count += number
+            total.totals[run.step] += number
+            name = run.subscription or run.destination
+            activity = destinations.by_name.get(name)
+            if activity is None or activity.bucket != bucket:
+                activity = destinations.begin(name, now)
+            activity.totals[run.step] += number
+            if run.attempt > 1 and run.step is Step.DELIVERED:
+                activity.redelivered(number)
+            elif run.step is Step.ANSWERED:
+                self._measure_answer(run, number, activity, now)
+            name = run.peer.connection
+            if name:
+                activity = connections.by_name.get(name)
+                if activity is None or activity.bucket != bucket:
+                    activity = connections.begin(name, now)
+                activity.totals[run.step] += number
             if series.histogram is not None:
                 self._measure(run, number, series.histogram)
             elif run.step is Step.ACCEPTED and number:
@@ -154,6 +186,8 @@ class Metrics:
                 if run.counts is not None:
                     delivered = self._find("", run.destination, Step.DELIVERED)
                     delivered.count += sum(run.counts)
+                    destinations.by_name[run.destination].totals[Step.DELIVERED] += sum(run.counts)
+                    total.totals[Step.DELIVERED] += sum(run.counts)
         return accepted
 
     def _find(self, protocol: str, destination: str, step: Step) -> _StepSeries:
@@ -168,6 +202,11 @@ class Metrics:
         steps = self._found.setdefault((protocol, destination), [None] * (max(Step) + 1))
         steps[step] = series
         return series
+
+    def _measure_answer(self, run: LedgerRun, number: int, activity: Activity, now: float) -> None:
+        accepted = self._accept_times.time_of(run.ids[0])
+        if accepted is not None:
+            activity.answered(max(run.time - accepted, 0), now, number)
 
     def _measure(self, run: LedgerRun, number: int, histogram: Histogram) -> None:
         """Time a few messages of a run, each for a part of it: a run was delivered together."""
@@ -186,14 +225,31 @@ class Metrics:
 
 
 def render(
-    metrics: Metrics,
+    metrics: Metrics | None,
     counters: Counter[tuple[str, ...]],
     gauges: dict[str, tuple[str, float]],
     histograms: dict[str, tuple[str, Histogram]] | None = None,
 ) -> str:
-    """All of it as text. `counters` are those of gateways and feeds; a gauge or histogram comes
-    with its help text."""
+    """All of it as text. `metrics` are those of a hub, which a standby does not have; `counters`
+    those of gateways and feeds; a gauge or histogram comes with its help text."""
     lines: list[str] = []
+    if metrics is not None:
+        _render_hub(lines, metrics)
+    _family(lines, "crosswire_events_total", "counter", "What gateways did or saw.")
+    for what, number in sorted(counters.items())[:_SERIES]:
+        event, protocol, detail = (*what, "", "")[:3]
+        labels = _labels(event=event, protocol=protocol, detail=detail)
+        lines.append(f"crosswire_events_total{{{labels}}} {number}")
+    for name, (text, histogram) in (histograms or {}).items():
+        _family(lines, name, "histogram", text)
+        lines += histogram.lines(name)
+    for gauge, (text, value) in gauges.items():
+        _family(lines, gauge, "counter" if gauge.endswith("_total") else "gauge", text)
+        lines.append(f"{gauge} {+value!r}")
+    return "\n".join(lines) + "\n"
+
+
+def _render_hub(lines: list[str], metrics: Metrics) -> None:
     _family(lines, "crosswire_messages_total", "counter", "Steps of messages, by outcome.")
     for (protocol, kind, step), series in sorted(metrics.series.items()):
         labels = _labels(protocol=protocol or "hub", kind=kind, outcome=step.name.lower())
@@ -214,18 +270,6 @@ def render(
     _family(lines, name, "counter", "Callbacks that raised, by kind; the log has the errors.")
     for kind, number in sorted(metrics.callbacks_failed.items()):
         lines.append(f"{name}{{{_labels(kind=kind)}}} {number}")
-    _family(lines, "crosswire_events_total", "counter", "What gateways did or saw.")
-    for what, number in sorted(counters.items())[:_SERIES]:
-        event, protocol, detail = (*what, "", "")[:3]
-        labels = _labels(event=event, protocol=protocol, detail=detail)
-        lines.append(f"crosswire_events_total{{{labels}}} {number}")
-    for name, (text, histogram) in (histograms or {}).items():
-        _family(lines, name, "histogram", text)
-        lines += histogram.lines(name)
-    for gauge, (text, value) in gauges.items():
-        _family(lines, gauge, "counter" if gauge.endswith("_total") else "gauge", text)
-        lines.append(f"{gauge} {+value!r}")
-    return "\n".join(lines) + "\n"
 
 
 def _family(lines: list[str], name: str, kind: str, text: str) -> None:

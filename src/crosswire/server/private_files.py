@@ -21,7 +21,7 @@ _log = logging.getLogger("crosswire.files")
 
 _OTHERS: Final = 0o077
 """All rights of group and others."""
-_OWN: Final = re.compile(r"store|lake|damaged-.*|\.store-(check|repaired)")
+_OWN: Final = re.compile(r"store|lake|checkpoints|damaged-.*|\.store-(check|repaired)|\.restoring")
 """What a hub makes in its data directory: whatever else is there belongs to somebody else."""
 _LAKE: Final = re.compile(r"messages|ledger|wire|\.spool|\..*")
 """What a hub makes in a lake."""

@@ -44,7 +44,13 @@ def revoke(context: GatewayContext, before: Access, gateways: Iterable[type[Gate
         context.hub.callbacks.run("revoke", kind.forget_revoked, context, is_revoked)
     count = 0
     for gateway in list(context.gateways.values()):
-        if is_revoked(gateway.principal, gateway.id) or not _may_keep_all(gateway, access):
+        # Without users all had all rights: who did not have to identify itself has to now.
+        is_unknown = before.open and gateway.principal == ANONYMOUS
+        if (
+            is_unknown
+            or is_revoked(gateway.principal, gateway.id)
+            or not _may_keep_all(gateway, access)
+        ):
             count += 1
             context.count("revoked", gateway.protocol)
             log_event(
@@ -55,7 +61,7 @@ def revoke(context: GatewayContext, before: Access, gateways: Iterable[type[Gate
                 protocol=gateway.protocol,
                 principal=gateway.principal,
             )
-            context.hub.callbacks.run("revoke", gateway.disconnect)
+            context.hub.callbacks.run("revoke", gateway.disconnect, "its rights were taken away")
     return count
 
 

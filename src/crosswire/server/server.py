@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 import re
 import ssl
-import tempfile
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Final, Protocol
@@ -18,44 +15,45 @@ from typing import Final, Protocol
 import msgspec
 
 from crosswire.access import Access
-from crosswire.commitlog.contract import CommitLog
-from crosswire.config import Address, Config, ScheduleEntry
-from crosswire.envelope import Envelope, message_kind
+from crosswire.commitlog.contract import CommitLog, ReplicatedLog
+from crosswire.commitlog.leader import LeaderLog
+from crosswire.config import Address, Config
 from crosswire.errors import (
     BondError,
     ConfigError,
-    HubError,
-    InvalidSchedule,
-    RecordDamaged,
-    StoreDamaged,
+    NotLeading,
     StoreError,
 )
 from crosswire.gateways.context import GatewayContext
 from crosswire.gateways.gateway import Gateway
-from crosswire.gateways.payloads import JSON, TEXT, Schemas
+from crosswire.gateways.payloads import Schemas
+from crosswire.gateways.slots import PassingSockets
 from crosswire.hub.hub import Hub
 from crosswire.hub.policies import HubConfig
-from crosswire.hub.schedules import Schedule
 from crosswire.hub.wall import Clock
-from crosswire.lake.files import find
 from crosswire.listeners import HTTP_LISTENERS, PLAIN_LISTENERS
 from crosswire.logs import log_event
 from crosswire.resources import memory_limit_bytes, raise_file_limit
+from crosswire.server import store_opening as _stores
+from crosswire.server.checkpoint_fetch import CheckpointFetch
+from crosswire.server.checkpoints import Checkpoints
+from crosswire.server.configured_schedules import follow_schedules
 from crosswire.server.exposure import refuse_exposures
 from crosswire.server.lake_feed import LakeFeed, note_absence
+from crosswire.server.lake_identity import check_lake, claim_lake
 from crosswire.server.leftovers import LeftoverCheck
 from crosswire.server.listener import Listener
 from crosswire.server.log_reader import Log
 from crosswire.server.metrics import Metrics
-from crosswire.server.private_files import create_private_files, make_private
+from crosswire.server.replica import CheckpointSource, Replica
 from crosswire.server.revocation import revoke
+from crosswire.server.statistics import Statistics
 from crosswire.server.tap_feed import TapFeed, has_spool
 from crosswire.server.tls import RenewableContext, server_context
 from crosswire.server.watchdog import Watchdog
 from crosswire.store.contract import Store
-from crosswire.store.records import reader
+from crosswire.store.replica import ReplicaStore
 from crosswire.store.reserve import flush_bytes, room_for_others
-from crosswire.store.rocks import RocksStore, is_new
 
 __all__ = ["GATEWAYS", "HttpListener", "Server"]
 
@@ -68,16 +66,13 @@ _IDLE_CHECK_S: Final = 10.0
 _GOODBYE_S: Final = 2.0
 _WINDOWS_PART: Final = 4
 """Queues and subscriptions together keep messages in memory up to this part of the limit."""
+_SCHEDULES_PART: Final = 8
+"""Messages of schedules, which are kept in memory, have up to this part of the limit."""
+_CALLS_PART: Final = 4
+"""Calls in progress have up to this part of the limit."""
 _OWN_FILES: Final = 1_024
 """Files that are open beside connections: those of store and lake, and listeners."""
-_CONFIGURED: Final = "configured"
-_STORE_FILES: Final = re.compile(
-    r"LOCK|LOG.*|IDENTITY|MANIFEST-\d+|OPTIONS-\d+(\.dbtmp)?|\d+\.(sst|log|dbtmp)|RESERVE"
-    r"|rocksdict-config\.json|crosswire\..*"
-)
-"""Names of files that a hub may leave when it is killed while it creates its store."""
-_read_names: Callable[[bytes], list[str]] = reader(list[str], "the configured schedules")
-_RESTART: Final = ("data", "emqp", "insecure", "lake", "listen", "store")
+_RESTART: Final = ("data", "emqp", "insecure", "lake", "listen", "replication", "store")
 """Settings that take effect only after a restart."""
 
 GATEWAYS: Final = {
@@ -113,6 +108,9 @@ class HttpListener(Protocol):
     async def finish(self) -> None:
         """Wait for the last responses, a second at most, and close the connections."""
 
+    def drop(self) -> None:
+        """Close all connections now, and leave requests without a response."""
+
 
 class Server:
     """One hub with its listeners: `start` opens everything, `stop` drains and closes it.
@@ -129,14 +127,28 @@ class Server:
         watchdog: Watchdog | None = None,
         open_store: Callable[[Config], Store] | None = None,
         make_log: Callable[[Store], CommitLog] | None = None,
+        open_log: Callable[[Config], ReplicatedLog] | None = None,
+        open_replica: Callable[[Config, bytes], ReplicaStore | None] | None = None,
+        fetcher: Callable[[Config], CheckpointSource | None] | None = None,
     ) -> None:
         """The other arguments replace what a hub takes from its machine: clocks, the thread that
         watches the event loop, the files of its store, and the log that makes groups durable."""
         self.config = config
+        """The settings that hold now."""
+        self.configured = config
+        """Those of the file: what needs a restart may differ."""
+        self.waiting_for_restart: list[str] = []
+        """The names of what differs."""
         self.clock = clock or Clock()
         self.watchdog = watchdog or Watchdog()
-        self._open_store = open_store or _open_store
+        self._open_store = open_store or _stores.open_store
+        self._open_log = open_log or _stores.open_log
+        self._open_replica = open_replica or _stores.open_replica
+        self._fetcher = fetcher or CheckpointFetch
         self._make_log = make_log
+        self._hub: Hub | None = None
+        self.replica: Replica | None = None
+        """The part in a replicated hub; None for a hub alone."""
         self.listeners: dict[str, Listener | HttpListener] = {}
         self.started_at = 0.0
         self._http = http
@@ -149,28 +161,92 @@ class Server:
         self._timer_at = 0.0
         self._hurried = False
         self._idle_at = 0.0
+        self._is_pressed = False
         self._lake: LakeFeed | None = None
         self._tap: TapFeed | None = None
         self.log: Log | None = None
+        self.checkpoints: Checkpoints | None = None
+        self.on_role: Callable[[], None] = _ignore_role
+        """Called when this replica begins or ceases to lead."""
+
+    @property
+    def hub(self) -> Hub:
+        """The hub that runs. Raises NotLeading on a standby."""
+        if self._hub is None:
+            if self.replica is not None:
+                raise self.replica.refusal()
+            raise NotLeading("the hub has not started")
+        return self._hub
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether a hub runs: always, unless this is a standby."""
+        return self._hub is not None
 
     async def start(self) -> dict[str, Address]:
-        """Open everything; returns the address of every listener. Raises ConfigError or StoreError.
+        """Open everything; returns the address of every listener. Raises ConfigError, StoreError
+        or LogError.
 
-        Order matters: the configuration is checked before the store is opened, which may be slow;
-        schedules and gateways are restored before a listener accepts, so that the first peer finds
-        everything; timers start last, since they may deliver to peers.
+        The configuration is checked before the store is opened, which may be slow. A replica opens
+        `http` and `https` only: the others follow when it leads.
         """
         config = self.config
         addresses = self._addresses()
         refuse_exposures(config)
-        schemas = _schemas(config.bond.files)
-        store = self._open_store(config)
-        _log_damage(store)
+        self._schemas = _schemas(config.bond.files)
+        self.context = GatewayContext(None, config, schemas=self._schemas, clock=self.clock.now)
+        if self._tls is not None:
+            self.context.authorities = self._tls.current.authorities
+        if config.replication.is_on:
+            await self._start_replica(addresses)
+        else:
+            store = self._open_store(config)
+            log = self._make_log(store) if self._make_log is not None else None
+            await self._run_hub(store, log, addresses)
+        return {name: listener.address for name, listener in self.listeners.items()}
+
+    async def _start_replica(self, addresses: dict[str, Address]) -> None:
+        config = self.config
+        replica = Replica(
+            config.replication,
+            self._open_log(config),
+            lambda log_id: self._open_replica(config, log_id),
+            self,
+            self.clock,
+            random=random.Random(random.getrandbits(64)),
+            checkpoints=self._fetcher(config),
+        )
+        try:
+            await replica.open()
+        except BaseException:
+            await replica.log.close()
+            raise
+        self.replica = replica
+        try:
+            if self._has_lake:
+                check_lake(replica.store, self.lake_path)
+            await self._open_listeners(
+                {name: each for name, each in addresses.items() if name in HTTP_LISTENERS}
+            )
+        except BaseException:
+            await replica.stop()
+            raise
+        replica.start()
+
+    async def _run_hub(
+        self, store: Store, log: CommitLog | None, addresses: dict[str, Address]
+    ) -> None:
+        """Build the hub and open listeners.
+
+        Order matters: schedules and gateways are restored before a listener accepts, so that the
+        first peer finds everything; timers start last, since they may deliver to peers.
+        """
+        config = self.config
+        _stores.log_damage(store)
         clock = self.clock.now
         now = clock()
-        log = self._make_log(store) if self._make_log is not None else None
         try:
-            self.hub = Hub(
+            hub = Hub(
                 store,
                 _hub_config(config),
                 now=now,
@@ -183,46 +259,131 @@ class Server:
             store.close()
             raise
         try:
-            self.metrics = Metrics(self.hub)
-            self.context = GatewayContext(self.hub, config, schemas=schemas, clock=clock)
-            if self._tls is not None:
-                self.context.authorities = self._tls.current.authorities
+            self.metrics = Metrics(hub)
+            self.context.begin(hub)
+            self.statistics = Statistics(
+                hub,
+                self.metrics,
+                self.context,
+                self.watchdog,
+                store=Path(config.data) / "store",
+                lake=self.lake_path,
+            )
             names = addresses.keys() - set(HTTP_LISTENERS)
             gateways = {each.protocol: each for each in map(_gateway, names)}
             sources = [each.leftovers for each in gateways.values()]
             self.leftovers = LeftoverCheck(self.context, sources)
         except BaseException:
-            await self.hub.commits.close()
+            hub.commits.abandon()
+            store.close()
             raise
-        self.hub.commits.start(asyncio.get_running_loop())
+        self._hub = hub
+        hub.commits.start(asyncio.get_running_loop())
         try:
             self._follow_file_limit()
+            self.checkpoints = Checkpoints(store, Path(config.data), self.lake_path)
+            self.checkpoints.start()
             await self._open_lake()
-            self._follow_schedules(config.schedules)
+            follow_schedules(self.hub, config.schedules, self.context.now())
             for name in addresses:
                 if name not in HTTP_LISTENERS:
                     _gateway(name).prepare(self.context)
-            for name, address in addresses.items():
-                listener = self._listener(name)
-                await listener.open(address)
-                self.listeners[name] = self.context.listeners[name] = listener
+            if self.replica is not None:
+                # Ids, names of connections and what recovery changed are in the log before a peer
+                # sees any of it.
+                await hub.commits.flush()
+            await self._open_listeners(addresses)
         except BaseException:
-            # Peers may be connected already: the same stop as always, but without the grace time.
-            self.hurry()
-            await self.stop()
+            if self.replica is None:
+                # Peers may be connected already: the same stop as always, but without the grace
+                # time.
+                self.hurry()
+                await self.stop()
             raise
         self.leftovers.start()
         self.started_at = now
-        self.hub.on_earlier_deadline(self._advance_timer)
+        hub.on_earlier_deadline(self._advance_timer)
         self._timer_at = asyncio.get_running_loop().time()
         self.watchdog.start()
-        self.hub.turns.on_turn = self.watchdog.note_turn
+        hub.turns.on_turn = self.watchdog.note_turn
         self._keep_time()
-        return {name: listener.address for name, listener in self.listeners.items()}
+        if self._http is not None:
+            # Only the API shows them.
+            self.statistics.start()
+
+    async def _open_listeners(self, addresses: dict[str, Address]) -> None:
+        for name, address in addresses.items():
+            listener = self._listener(name)
+            await listener.open(address)
+            self.listeners[name] = self.context.listeners[name] = listener
+
+    # Terms of a replica.
+
+    @property
+    def is_fetched(self) -> bool:
+        """Is there a checkpoint that somebody may be fetching?"""
+        return self.checkpoints is not None and bool(self.checkpoints.all())
+
+    async def begin_term(self, store: ReplicaStore, commits: LeaderLog) -> None:
+        """This replica leads: run a hub on its store, and open the protocols' listeners."""
+        addresses = self._addresses()
+        for name in HTTP_LISTENERS:
+            addresses.pop(name, None)
+        await self._run_hub(store, commits, addresses)
+        self.on_role()
+
+    async def end_term(self, hand_over: Callable[[], Awaitable[None]]) -> None:
+        """Stop the hub as `stop` does, and hand over; the HTTP listeners stay open."""
+        await self._stop_hub(hand_over)
+        self.on_role()
+
+    async def abandon_term(self) -> None:
+        """Another replica leads: stop at once, and answer nobody."""
+        hub, self._hub = self._hub, None
+        self.started_at = 0.0
+        if hub is None:
+            return
+        hub.commits.abandon()
+        self._close_protocols()
+        for gateway in list(self.context.gateways.values()):
+            gateway.session.transport.abort()
+        for listener in self.listeners.values():
+            if not isinstance(listener, Listener):
+                listener.drop()
+        self._stop_timers()
+        # Aborted transports report their end to the gateways.
+        await asyncio.sleep(0)
+        if self.checkpoints is not None:
+            await self.checkpoints.stop()
+        if self.log is not None:
+            await self.log.close()
+        if self._lake is not None:
+            await self._lake.abandon()
+        if self._tap is not None:
+            await self._tap.stop()
+        self.log = self._lake = self._tap = self.checkpoints = None
+        self.on_role()
+
+    @property
+    def lake_path(self) -> Path:
+        """The folder of the lake, whether there is one or not."""
+        return Path(self.config.lake.directory or Path(self.config.data) / "lake")
+
+    def sealed(self) -> tuple[int, int]:
+        """The last id of a message, and the last row of the ledger, that the lake has or has given
+        up; 0 where they don't go to it."""
+        if self._lake is None:
+            return 0, 0
+        kept = self._lake.kept
+        return (0 if kept is None else kept.upto), self._lake.sealed_row
+
+    @property
+    def _has_lake(self) -> bool:
+        lake = self.config.lake
+        return lake.messages or lake.ledger or bool(lake.tap.listeners)
 
     async def _open_lake(self) -> None:
-        settings = self.config.lake
-        path = Path(settings.directory or Path(self.config.data) / "lake")
+        path = self.lake_path
         least_bytes = flush_bytes(self.config.store.buffer_bytes)
         has_room = room_for_others(path, Path(self.config.data) / "store", least_bytes)
         try:
@@ -232,6 +393,12 @@ class Server:
 
     async def _start_lake(self, path: Path, has_room: Callable[[], bool]) -> None:
         settings, hub, count = self.config.lake, self.hub, self.context.count
+        node = hub.node
+        if self.replica is not None:
+            # What the wire had is no part of the log: each replica numbers its own rows.
+            node = f"{node}.{_name_part(self.replica.name)}"
+            if self._has_lake:
+                claim_lake(hub.store, path)
         if settings.messages or settings.ledger:
             self._lake = LakeFeed(hub, settings, path, count=count, has_room=has_room)
             await self._lake.start()
@@ -239,17 +406,20 @@ class Server:
             await note_absence(hub)
         self.log = Log(hub, path, self._lake, count=count)
         if settings.tap.listeners or has_spool(path):
-            self._tap = TapFeed(settings, path, hub.node, count=count, has_room=has_room)
+            self._tap = TapFeed(settings, path, node, count=count, has_room=has_room)
             self.context.tap = self._tap
             await self._tap.start()
 
     async def _close_lake(self) -> None:
+        if self.checkpoints is not None:
+            await self.checkpoints.stop()
         if self.log is not None:
             await self.log.close()
         if self._tap is not None:
             await self._tap.stop()
         if self._lake is not None:
             await self._lake.stop()
+        self._tap = self._lake = None
 
     def _addresses(self) -> dict[str, Address]:
         addresses = self.config.addresses()
@@ -271,14 +441,25 @@ class Server:
     async def stop(self) -> None:
         """Drain and close: no new connections, a grace time for settlements, goodbyes, files.
 
-        HTTP closes last: `/readyz` reports "draining" meanwhile. Raises StoreError if the last
-        changes can't be written.
+        HTTP closes last: `/readyz` reports "draining" meanwhile. A leader hands over to a standby.
+        Raises StoreError if the last changes can't be written.
         """
+        try:
+            if self.replica is not None:
+                self.context.draining = True
+                await self.replica.stop()
+            else:
+                await self._stop_hub()
+        finally:
+            for listener in self.listeners.values():
+                if not isinstance(listener, Listener):
+                    listener.close()
+                    await listener.finish()
+
+    async def _stop_hub(self, hand_over: Callable[[], Awaitable[None]] | None = None) -> None:
         # First of all, so that gateways refuse new work from peers that are still connected.
         self.context.draining = True
-        for name, listener in self.listeners.items():
-            if name not in HTTP_LISTENERS:
-                listener.close()
+        self._close_protocols()
         deadline = self.context.now() + self.config.drain_s
         run = self.hub.callbacks.run
         # Deliveries stop, but settlements and responses to what was delivered are still accepted:
@@ -296,12 +477,10 @@ class Server:
         # Peers that did not answer the goodbye in time.
         for gateway in list(self.context.gateways.values()):
             gateway.session.transport.abort()
-        for listener in self.listeners.values():
-            listener.close()
-        if self._timer is not None:
-            self._timer.cancel()
-        self.watchdog.stop()
-        self.leftovers.stop()
+        if self.replica is None:
+            for listener in self.listeners.values():
+                listener.close()
+        self._stop_timers()
         # One turn of the loop: aborted transports report their end to the gateways, which release
         # consumers and record it, before the store is closed.
         await asyncio.sleep(0)
@@ -310,12 +489,35 @@ class Server:
         try:
             await self._close_lake()
         finally:
-            try:
+            if hand_over is None:
                 await self._close_store()
-            finally:
-                for listener in self.listeners.values():
-                    if not isinstance(listener, Listener):
-                        await listener.finish()
+            else:
+                await self._close_term(hand_over)
+
+    async def _close_term(self, hand_over: Callable[[], Awaitable[None]]) -> None:
+        """Commit what is left, and hand over. Nothing is appended after that."""
+        hub = self.hub
+        await hub.commits.flush()
+        await hand_over()
+        hub.commits.abandon()
+        hub.store.close()
+        self._hub, self.started_at = None, 0.0
+
+    def _close_protocols(self) -> None:
+        """No new connections, but to HTTP."""
+        for name, listener in list(self.listeners.items()):
+            if name not in HTTP_LISTENERS:
+                listener.close()
+                if self.replica is not None:
+                    del self.listeners[name]
+
+    def _stop_timers(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.watchdog.stop()
+        self.leftovers.stop()
+        self.statistics.stop()
 
     async def _close_store(self) -> None:
         """Commit what is left and close the files, in any case. Raises StoreError."""
@@ -344,79 +546,35 @@ class Server:
         """
         old = self.config
         waiting = [name for name in _RESTART if getattr(config, name) != getattr(old, name)]
+        configured = config
         kept = {name: getattr(old, name) for name in waiting}
         if (config.tls is None) != (old.tls is None):
             waiting.append("tls")
             kept["tls"] = old.tls
         config = msgspec.structs.replace(config, **kept)
+        if old.users and not config.users and not config.insecure:
+            raise ConfigError(
+                "users: without any, every peer would have all rights: to run without users,"
+                " restart the hub"
+            )
         refuse_exposures(config)
         schemas = _schemas(config.bond.files)
         context = self.context
         if config.tls is not None and self._tls is not None:
             self._tls.current = server_context(config.tls)
             context.authorities = self._tls.current.authorities
-        self._follow_schedules(config.schedules)
-        self.hub.reconfigure(_hub_config(config))
-        self.config = config
+        if self._hub is not None:
+            follow_schedules(self.hub, config.schedules, self.context.now())
+            self._hub.reconfigure(_hub_config(config))
+        self._schemas = schemas
+        self.config, self.configured = config, configured
+        self.waiting_for_restart = sorted(waiting)
         before = context.access
         context.reconfigure(config, Access(config.users), schemas)
         self._follow_file_limit()
         names = self.listeners.keys() - set(HTTP_LISTENERS)
         revoke(context, before, {_gateway(name) for name in names})
-        return sorted(waiting)
-
-    def _follow_schedules(self, entries: Sequence[ScheduleEntry]) -> None:
-        """Add, replace and remove schedules so that they match the configuration.
-
-        Schedules that peers or users added are not touched: the store has the ids of the configured
-        ones. One that the configuration did not change keeps its next fire time and its count.
-        """
-        schedules, store = self.hub.schedules, self.hub.store
-        stored = store.get(_CONFIGURED, b"schedules")
-        before: list[str] = []
-        if stored is not None:
-            try:
-                before = _read_names(stored)
-            except RecordDamaged as error:
-                self.hub.damage.set_aside_state(_CONFIGURED, b"schedules", stored, error)
-        now = self.context.now()
-        for entry in entries:
-            schedule = _schedule(entry)
-            known = schedules.get(entry.id)
-            if known is None or not known.is_equivalent(schedule):
-                try:
-                    schedules.add(schedule, now)
-                except HubError as error:
-                    # Such as a cron expression whose last year has passed: the hub runs without it.
-                    self.hub.damage.report(
-                        InvalidSchedule(f"schedule {entry.id} is left out: {error}")
-                    )
-                    log_event(
-                        _log,
-                        logging.WARNING,
-                        "a configured schedule is left out",
-                        schedule=entry.id,
-                        reason=str(error),
-                    )
-        names = [entry.id for entry in entries]
-        for name in before:
-            if name not in names and schedules.get(name) is not None:
-                try:
-                    schedules.remove(name)
-                except HubError as error:
-                    # It stays in the stored list, and is removed when the configuration is applied
-                    # again.
-                    names.append(name)
-                    log_event(
-                        _log,
-                        logging.WARNING,
-                        "a schedule that is no longer configured is not removed yet",
-                        schedule=name,
-                        reason=str(error),
-                    )
-        if names != before:
-            store.save(_CONFIGURED, b"schedules", msgspec.msgpack.encode(names))
-            self.hub.commits.request()
+        return self.waiting_for_restart
 
     # Timers.
 
@@ -459,28 +617,48 @@ class Server:
         if deadline is not None and deadline <= now:
             self.hub.handle_deadline(now)
         self._close_idle()
+        if self.replica is not None:
+            self._check_pressure(self.replica)
         loop_time = asyncio.get_running_loop().time()
         self.context.budget.check(loop_time)
         expired = self.context.newcomers.check(loop_time)
         if expired:
             self.context.count("turned_away", "", "time", by=expired)
 
+    def _check_pressure(self, replica: Replica) -> None:
+        """While too much waits for the log nothing is read from peers: they wait with it."""
+        pending, limit = replica.pending_bytes(), self.config.replication.pending_bytes
+        was_pressed = self._is_pressed
+        if pending > limit:
+            self._is_pressed = True
+        elif pending < limit / 2:
+            self._is_pressed = False
+        if was_pressed or self._is_pressed:
+            # Again each time: some have connected since.
+            for gateway in list(self.context.gateways.values()):
+                gateway.session.await_log(self._is_pressed)
+
     def _follow_file_limit(self) -> None:
         """Every connection needs an open file: where the process may not have as many, it has fewer
         connections."""
         config = self.config
-        wanted = config.connections.connections + config.http.connections + _OWN_FILES
+        configured = config.connections.connections
+        others = config.http.connections + 2 * PassingSockets.part_of(configured) + _OWN_FILES
+        wanted = configured + others
         allowed = raise_file_limit(wanted)
         if allowed >= wanted:
             return
-        others = min(config.http.connections + _OWN_FILES, allowed // 2)
-        most = self.context.connection_slots.most = max(allowed - others, 1)
+        # At least half of them for connections, unless that is more than was asked for.
+        most = min(max(allowed - others, allowed // 2, 1), configured)
+        self.context.limit_connections(most)
+        if most == configured:
+            return
         log_event(
             _log,
             logging.WARNING,
             "fewer connections than configured: the limit of open files is too low",
             connections=most,
-            configured=config.connections.connections,
+            configured=configured,
             open_files=allowed,
             needed=wanted,
         )
@@ -505,6 +683,15 @@ class Server:
         self._timer = loop.call_later(wait_s, self._keep_time)
 
 
+def _name_part(name: str) -> str:
+    """A replica's name as a part of names of files."""
+    return re.sub(r"[^A-Za-z0-9_]", "_", name)
+
+
+def _ignore_role() -> None:
+    """Nobody registered for it."""
+
+
 def _gateway(listener: str) -> type[Gateway]:
     module, name = GATEWAYS[listener.removesuffix("-tls")].split(":")
     kind: type[Gateway] = getattr(import_module(f"crosswire.gateways.{module}"), name)
@@ -512,93 +699,21 @@ def _gateway(listener: str) -> type[Gateway]:
 
 
 def _hub_config(config: Config) -> HubConfig:
+    memory_bytes = memory_limit_bytes(config.limits.memory_bytes)
     return HubConfig(
         queues=config.queues,
         topics=config.topics,
         service=config.services,
         staging=config.ingest,
         lake=config.lake.messages or config.lake.ledger,
-        windows_bytes=memory_limit_bytes(config.limits.memory_bytes) // _WINDOWS_PART,
+        windows_bytes=memory_bytes // _WINDOWS_PART,
         expire_s=config.store.expire_s,
         subscriptions=config.limits.subscriptions,
         schedules=config.limits.schedules,
+        schedules_bytes=memory_bytes // _SCHEDULES_PART,
+        calls_bytes=memory_bytes // _CALLS_PART,
         share=config.limits.share,
     )
-
-
-def _open_store(config: Config) -> RocksStore:
-    data = Path(config.data)
-    path = data / "store"
-    needed = flush_bytes(config.store.buffer_bytes)
-    if config.store.spare_bytes < needed:
-        raise ConfigError(
-            f"store.spare_bytes = {config.store.spare_bytes} is less than the {needed} bytes that"
-            f" the store's own work may take with buffer_bytes = {config.store.buffer_bytes}"
-        )
-    if is_new(path) and _has_lake(Path(config.data)):
-        raise StoreDamaged(
-            f"there is no store in {path}, but a lake beside it: the store is missing. "
-            f"`crosswire store repair {config.data}` makes one from the lake; "
-            "to start with an empty store, move the lake away"
-        )
-    try:
-        _check_folder(path)
-        create_private_files()
-        path.mkdir(parents=True, exist_ok=True)
-        store = RocksStore(path, config.store)
-    except OSError as error:
-        raise ConfigError(f"can't keep data in {path}: {error.strerror}") from error
-    # After it was opened: only then is it known to be a hub's, and not another program's database.
-    make_private(data, Path(config.lake.directory) if config.lake.directory else None)
-    return store
-
-
-def _check_folder(path: Path) -> None:
-    """Raises ConfigError if the folder is neither a store nor empty, and OSError.
-
-    RocksDB would accept any folder: it creates a store in it, and deletes files with names like
-    those of its own.
-    """
-    for folder in (path.parent, path):
-        if folder.is_symlink() and not folder.exists():
-            raise ConfigError(
-                f"can't keep data in {folder}: it is a link to {folder.readlink()}, which does not"
-                " exist"
-            )
-        if folder.exists() and not folder.is_dir():
-            raise ConfigError(f"can't keep data in {folder}: it is not a folder")
-    if not path.exists():
-        return
-    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        # Raises the system's own error, which distinguishes rights from a read-only disk.
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    if not (path / "CURRENT").exists():
-        names = sorted(each.name for each in path.iterdir())
-        others = [name for name in names if not _STORE_FILES.fullmatch(name)]
-        if others:
-            raise ConfigError(
-                f"{path} is no store of a hub, but has files of something else"
-                f" ({', '.join(others[:3])}): choose another folder for the data"
-            )
-
-
-def _has_lake(data: Path) -> bool:
-    try:
-        return any(find(data / "lake", ("messages", "ledger")))
-    except OSError:
-        return False
-
-
-def _log_damage(store: Store) -> None:
-    """Log damage of the store: what was found when it was opened, and what will be found."""
-
-    def log(part: str, detail: str) -> None:
-        log_event(_log, logging.ERROR, "the store is damaged", part=part, detail=detail)
-
-    for entry in store.damages.entries:
-        log(entry.part, entry.detail)
-    store.on_damage = log
 
 
 def _schemas(files: Sequence[str]) -> Schemas:
@@ -608,25 +723,3 @@ def _schemas(files: Sequence[str]) -> Schemas:
         raise ConfigError(f"can't read {error.filename}: {error.strerror}") from error
     except (BondError, UnicodeDecodeError) as error:
         raise ConfigError(f"a .bond file can't be used: {error}") from error
-
-
-def _schedule(entry: ScheduleEntry) -> Schedule:
-    payload, content_type = (entry.text or "").encode(), TEXT
-    if entry.text is None:
-        payload, content_type = msgspec.json.encode(entry.json), JSON
-    return Schedule(
-        id=entry.id,
-        envelope=Envelope(
-            destination=entry.destination,
-            kind=message_kind(entry.destination),
-            payload=payload,
-            content_type=content_type,
-            properties=entry.properties,
-            crc=zlib.crc32(payload),
-        ),
-        interval_s=entry.interval_s,
-        cron=entry.cron,
-        run_count=entry.run_count,
-        missed=entry.missed,
-        nohaste=entry.nohaste,
-    )

@@ -24,8 +24,9 @@ from crosswire.store.contract import StoreLimits
 from crosswire.store.copies import sync_folder
 from crosswire.store.damage import DamageFile
 from crosswire.store.keys import message_key, state_key
+from crosswire.store.locks import check_unused
 from crosswire.store.recovery import REMOVALS, Removals
-from crosswire.store.rocks import DAMAGES, RocksStore, check_unused
+from crosswire.store.rocks import DAMAGES, RocksStore
 from crosswire.store.salvage import Salvage, build
 
 __all__ = ["Repaired", "Verified", "repair", "sealed_rows", "verify"]

@@ -56,6 +56,7 @@ class Watchdog:
     def start(self) -> None:
         """Expect `beat` from now on, and start the thread."""
         self._beat_at = self._monotonic()
+        self._stopped.clear()
         self._loop_thread = threading.get_ident()
         self._thread = threading.Thread(target=self._run, name="crosswire-watchdog", daemon=True)
         self._thread.start()

@@ -48,7 +48,6 @@ from crosswire.store.recovery import (
 
 __all__ = ["Page", "Store", "StoreLimits", "View"]
 
-_ID_BLOCK: Final = 1 << 20
 _TRIM_EVERY: Final = 64
 _ROOM_S: Final = 0.1
 _BEGINNINGS: Final = "begun"
@@ -127,6 +126,9 @@ class View(ABC):
 class Store(RecoveredEngine):
     """A store as the hub sees it. Call everything on one thread, the event loop's."""
 
+    _id_block: int = 1 << 20
+    """How many ids are reserved at once."""
+
     def __init__(self, limits: StoreLimits | None = None) -> None:
         super().__init__(limits)
         self.groups = 0
@@ -158,7 +160,7 @@ class Store(RecoveredEngine):
 
     def _reserve(self, at_least: int) -> None:
         """Rare: a block is renewed with a group's commit when half of it is used."""
-        reserved = at_least + _ID_BLOCK
+        reserved = at_least + self._id_block
         own = {b"!ids": reserved.to_bytes(8)}
         self._save_copies(own)
         self._store_now(own)
@@ -169,14 +171,14 @@ class Store(RecoveredEngine):
         """The last id that was given out."""
         return self._next_id - 1
 
-    def number(self, destination: str) -> int:
+    def number(self, destination: str, *, own: bool = False) -> int:
         """The number that stands for a destination in keys; a new one gets the next.
 
-        Raises DestinationFull.
+        Raises DestinationFull, except for the hub's `own`: a dead letter must be kept.
         """
         number = self._numbers.get(destination)
         if number is None:
-            if len(self._numbers) >= self.limits.destinations:
+            if len(self._numbers) >= self.limits.destinations and not own:
                 raise DestinationFull(f"more than {self.limits.destinations} destinations")
             number = self._next_number
             self._next_number += 1
@@ -408,8 +410,8 @@ class Store(RecoveredEngine):
         if group.block is not None:
             block = group.block
             body.put(row_key(block.first_row), block.rows.to_bytes(4) + block.data)
-        if self._reserved_id - self._next_id < _ID_BLOCK // 2:
-            group.reserved_id = self._next_id + _ID_BLOCK
+        if self._reserved_id - self._next_id < self._id_block // 2:
+            group.reserved_id = self._next_id + self._id_block
             ids = group.reserved_id.to_bytes(8)
             group.copies[b"!ids"] = ids
             body.put(b"!ids", ids)

@@ -5,7 +5,8 @@ s  space, "/", key                        a value of a state space
 l  number of the first row (8)            a block of the ledger
 g  number (8)                             a commit group
 d  name                                   a destination's number
-!  name                                   one of the store's own values
+!  name                                   one of the store's own values; those under "!local/" are
+                                          no other replica's
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Final
 
 __all__ = [
     "GROUPS",
+    "LOCAL",
     "MAX_ID",
     "ROWS",
     "group_key",
@@ -31,6 +33,8 @@ ROWS: Final = (b"l", b"m")
 """The range of all blocks of the ledger."""
 GROUPS: Final = (b"g", b"h")
 """The range of all commit groups."""
+LOCAL: Final = (b"!local/", b"!local0")
+"""The range of what belongs to one replica alone."""
 
 message_key: Final[Callable[[int, int], bytes]] = partial(Layout(">cIQ").pack, b"m")
 """Of a destination's number and an id."""

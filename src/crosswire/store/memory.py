@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from crosswire.commitlog.body import GroupBody
 from crosswire.errors import RecordUnreadable, StoreFull
@@ -11,8 +12,9 @@ from crosswire.store.contract import Store, View
 from crosswire.store.copies import Copies
 from crosswire.store.damage import Damage, DamageList
 from crosswire.store.engine import LogMark, StoreLimits
+from crosswire.store.replica import ReplicaStore
 
-__all__ = ["MemoryDisk", "MemoryStore", "Operation"]
+__all__ = ["MemoryDisk", "MemoryReplica", "MemoryStore", "Operation"]
 
 Operation = tuple[bytes, bytes | None, bytes | None]
 """Key and value of a put; key of a deletion; key and end of a deleted range."""
@@ -175,6 +177,19 @@ class MemoryStore(Store):
 
     def _release(self) -> None:
         pass
+
+
+class MemoryReplica(ReplicaStore, MemoryStore):
+    """The store of a replica. As on a disk, all that was applied is lost from some group on, when
+    the power fails; never a group in the middle."""
+
+    def _engine_batch(self) -> GroupBody:
+        return MemoryStore._batch(self)
+
+    def _release(self) -> None:
+        with suppress(StoreFull):  # what is missing here is read from the log again
+            self.write_position()
+        self.disk.sync()
 
 
 class _MemoryView(View):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import zlib
@@ -24,6 +23,7 @@ from crosswire.store.contract import Store, View
 from crosswire.store.copies import Copies, CopyFile
 from crosswire.store.damage import Damage, DamageFile
 from crosswire.store.engine import LogMark, StoreLimits, full_or_failed
+from crosswire.store.locks import check_unused, describe_holder
 from crosswire.store.manifest import HEADER_BYTES, fault_of, invalid_headers
 from crosswire.store.reserve import WAL_BUFFERS, Reserve, free_bytes
 from crosswire.store.scanning import error_of, first_readable
@@ -32,10 +32,11 @@ __all__ = [
     "COPIES",
     "DAMAGES",
     "MARK",
+    "REPLICA",
     "MarkFile",
     "RocksStore",
-    "check_unused",
     "is_new",
+    "refuse_replica",
     "table_options",
 ]
 
@@ -44,6 +45,8 @@ _COPY_BYTES: Final = 64 << 10
 COPIES: Final = "crosswire.copies"
 MARK: Final = "crosswire.mark"
 DAMAGES: Final = "crosswire.damage"
+REPLICA: Final = "crosswire.replica"
+"""A file in the store of a replica: to which log it belongs."""
 _MARK_LAYOUT: Final = Layout(">8sQQQQQQ")
 _MARK_MAGIC: Final = b"cwmark 1"
 _MANIFEST: Final = re.compile(r"MANIFEST-\d+")
@@ -62,6 +65,7 @@ class RocksStore(Store):
         super().__init__(limits)
         self.path = Path(path)
         self.path.mkdir(parents=True, exist_ok=True)
+        self._check_kind()
         self.close_error = ""
         """What the engine raised when it was closed, or the list of damage could not be written:
         for debugging, nothing depends on it."""
@@ -93,6 +97,10 @@ class RocksStore(Store):
 
     # Opening.
 
+    def _check_kind(self) -> None:
+        """Raises StoreFailed for the store of a replica."""
+        refuse_replica(self.path)
+
     def _open(self, *, create: bool = False) -> None:
         """Open with a log that is intact except for a torn end, or else with what is left of it.
 
@@ -107,19 +115,23 @@ class RocksStore(Store):
         try:
             self._open_with(modes.tolerate_corrupted_tail_records(), create=create)
         except Exception as error:
-            if "lock file" in str(error) or "/LOCK" in str(error):
-                raise StoreFailed(f"{self.path} is in use by another process") from error
-            if isinstance(full_or_failed(error), StoreFull):
-                raise StoreFull(
-                    f"{self.path}: there is no room on the disk to open the store: about"
-                    f" {self._disk_reserve.needed_bytes()} bytes are needed"
-                ) from error
+            self._judge_opening(error)
             try:
                 self._open_with(modes.skip_any_corrupted_record(), create=False)
             except Exception as again:
                 raise StoreDamaged(self._explain(_plain(str(again)))) from again
             self._log_error = self._log_error or " ".join(str(error).split())
         self._find_manifest()
+
+    def _judge_opening(self, error: Exception) -> None:
+        """Raises StoreFailed or StoreFull if that is why the engine can't be opened."""
+        if "lock file" in str(error) or "/LOCK" in str(error):
+            raise StoreFailed(f"{self.path} is in use by {describe_holder(self.path)}") from error
+        if isinstance(full_or_failed(error), StoreFull):
+            raise StoreFull(
+                f"{self.path}: there is no room on the disk to open the store: about"
+                f" {self._disk_reserve.needed_bytes()} bytes are needed"
+            ) from error
 
     def _is_blank(self) -> bool:
         """A database without any of the hub's own files: is there nothing in it yet?
@@ -358,6 +370,19 @@ class RocksStore(Store):
             return None
         return iterator.key(), iterator.value()
 
+    def copy_engine(self, folder: Path) -> None:
+        """Link or copy the engine's files, as they are at one moment, to a new folder; on any
+        thread. Raises StoreFull and StoreFailed."""
+        try:
+            # First: the copy sorts into tables what is in memory, and the binding holds the
+            # interpreter's lock meanwhile. These don't: the second one sorts what was written
+            # during the first, and leaves little.
+            self._db.flush()
+            self._db.flush()
+            rocksdict.Checkpoint(self._db).create_checkpoint(str(folder))
+        except Exception as error:
+            raise full_or_failed(error) from error
+
     def view(self) -> View:
         """A snapshot of the engine."""
         return _RocksView(self, self._db.snapshot())
@@ -526,18 +551,14 @@ def _has_own_keys(database: rocksdict.Rdict, path: Path) -> bool:
     return False
 
 
-def check_unused(path: Path) -> None:
-    """Raises StoreFailed while another process uses the store."""
-    try:
-        descriptor = os.open(path / "LOCK", os.O_RDWR)
-    except FileNotFoundError:
-        return
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise StoreFailed(f"{path} is in use by another process: stop the hub first") from None
-    finally:
-        os.close(descriptor)
+def refuse_replica(path: Path) -> None:
+    """Raises StoreFailed for the store of a replica: a write that is not in its log would make it
+    differ from all others."""
+    if (path / REPLICA).exists():
+        raise StoreFailed(
+            f"{path} is a replica of a log: start it with that log ([replication] log), or run"
+            f" `crosswire replication leave` first. Nothing was changed"
+        )
 
 
 def is_new(path: Path) -> bool:

@@ -143,6 +143,11 @@ class RunningHub:
         """End it without a goodbye, as a crash would."""
         self._end(signal.SIGKILL)
 
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal, such as SIGHUP, which has it read its configuration again."""
+        assert self._process is not None, "it is not running"
+        self._process.send_signal(number)
+
     def restart(self, *, kill: bool = False) -> None:
         """End it, by default in order, and start it again on its data and ports."""
         self._end(signal.SIGKILL if kill else signal.SIGTERM)

@@ -8,7 +8,7 @@ import inspect
 import ipaddress
 import resource
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import urlsplit
@@ -27,10 +27,13 @@ from crosswire.envelope import LARGEST_INTEGER
 from crosswire.errors import CrosswireError, StoreFailed
 from crosswire.server.metrics import render
 from crosswire.server.server import Server
+from crosswire.server.succession import Role, are_here
 from crosswire.server.watchdog import LATE_S
-from crosswire.web.api import OPERATIONS, openapi
+from crosswire.web.api import OPERATIONS
+from crosswire.web.body_slots import LARGE_BYTES, BodySlots
 from crosswire.web.contract import (
     ARROW,
+    EVENT_STREAM,
     JSON,
     Chunks,
     FailureResponse,
@@ -40,16 +43,18 @@ from crosswire.web.contract import (
 )
 from crosswire.web.long_work import LongWork, QueueTotals
 from crosswire.web.numbers import check_numbers
+from crosswire.web.openapi import openapi
 from crosswire.web.replays import Replays
+from crosswire.web.stream_slots import StreamSlots
+from crosswire.web.times import is_time
 
 __all__ = ["App"]
 
 _METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
 _DAMAGE: Final = 20
 _BODY_S: Final = 10.0
+_NO_BODY_BYTES: Final = 1024
 _DIGITS: Final = 19
-_ARROW_BODIES: Final = 4
-_ARROW_WAIT_S: Final = 5.0
 _LAG_S: Final = 1.0
 _HEADERS: Final = {
     "cache-control": "no-store",
@@ -78,8 +83,9 @@ class App:
         self.server = server
         self.replays = Replays()
         self._work = LongWork()
-        self._arrow_bodies = asyncio.Semaphore(_ARROW_BODIES)
-        routes = [_route(self, operation) for operation in _in_order(OPERATIONS)]
+        self._streams = StreamSlots()
+        self._large_bodies = BodySlots()
+        routes = [_route(self, *each) for each in _in_order(OPERATIONS)]
         routes += [
             Route("/openapi.json", self._openapi, methods=["GET"]),
             Route("/healthz", self._healthz, methods=["GET"]),
@@ -107,37 +113,31 @@ class App:
         """
         # Before the body is read: the hub buffers nothing for unauthenticated clients.
         principal = await self._authenticate(request, operation.needs)
-        if operation.takes == "arrow":
-            async with self._arrow_body():
+        request.state.identified(principal)
+        if _is_large(operation, request):
+            async with self._large_bodies.slot(principal):
                 return await self._perform(operation, request, principal)
         return await self._perform(operation, request, principal)
-
-    @asynccontextmanager
-    async def _arrow_body(self) -> AsyncIterator[None]:
-        """Limits the number of Arrow bodies in memory; others are not read until their turn."""
-        try:
-            async with asyncio.timeout(_ARROW_WAIT_S):
-                await self._arrow_bodies.acquire()
-        except TimeoutError:
-            raise HTTPException(503, "too many Arrow bodies at a time: retry later") from None
-        try:
-            yield
-        finally:
-            self._arrow_bodies.release()
 
     async def _perform(self, operation: Operation, request: Request, principal: str) -> Response:
         query: msgspec.Struct | None = None
         body: msgspec.Struct | bytes | None = None
+        if operation.method in ("POST", "PATCH"):
+            _check_type(request, ARROW if operation.takes == "arrow" else JSON)
         try:
+            given = _parameters(request, operation.query)
             if operation.query is not None:
-                given = dict(request.query_params)
                 query = msgspec.convert(given, operation.query, strict=False)
             if operation.takes == "arrow":
-                body = await self._body(request, ARROW, self.server.config.ingest.part_bytes)
+                body = await self._body(request, self.server.config.ingest.part_bytes)
             elif operation.body is not None:
                 most = self.server.config.http.body_bytes
-                data = await self._body(request, JSON, min(operation.body_bytes or most, most))
+                data = await self._body(request, min(operation.body_bytes or most, most))
                 body = msgspec.json.decode(data, type=operation.body)
+            elif operation.method in ("POST", "PATCH"):
+                data = await self._body(request, _NO_BODY_BYTES)
+                if data and msgspec.json.decode(data) != {}:
+                    raise HTTPException(400, "this operation takes no body, or an empty object")
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return _failure(400, FailureResponse("invalid_request", str(error)))
         path = dict(request.path_params)
@@ -152,10 +152,15 @@ class App:
             body=body,
             identify=functools.partial(self._identify, request),
             work=self._work,
+            streams=self._streams,
         )
         answer = operation.handler(ask)
         if isinstance(answer, AsyncGenerator):
-            return await _stream(answer)
+            response = await _stream(answer, operation.streams)
+            if operation.streams == EVENT_STREAM:
+                # It takes as long as the client wants.
+                request.state.streaming()
+            return response
         if inspect.isawaitable(answer):
             answer = await answer
         return _answer(answer)
@@ -173,6 +178,7 @@ class App:
                 delay_s = context.sign_ins.fail(host, context.now())
                 if delay_s:
                     context.count("delayed", "http", "sign-in")
+                    request.state.refused()
                     await asyncio.sleep(delay_s)
             raise
 
@@ -189,7 +195,12 @@ class App:
                 "a bearer token or a client certificate of a user is needed",
                 {"www-authenticate": "Bearer"},
             )
-        may = {"administer": access.may_administer, "observe": access.may_observe}.get(needs)
+        rights = {
+            "administer": access.may_administer,
+            "replicate": access.may_replicate,
+            "observe": access.may_observe,
+        }
+        may = rights.get(needs)
         if may is not None and not may(principal):
             self.server.context.count("forbidden", "http")
             raise HTTPException(403, f"{principal} may not {needs} this hub")
@@ -205,12 +216,13 @@ class App:
         if given is None:
             return context.by_certificate(request.state.certificate)
         scheme, _, token = given.partition(" ")
-        return context.access.by_token(token.strip()) if scheme.lower() == "bearer" else None
+        if scheme.lower() != "bearer":
+            return None
+        host = request.client.host if request.client is not None else ""
+        return context.by_token(token.strip(), host)
 
-    async def _body(self, request: Request, wanted: str, most: int) -> bytes:
-        """The body. Raises HTTPException if it has another type, is too large, or is too slow."""
-        if _content_type(request) != wanted:
-            raise HTTPException(415, f"the body must be {wanted}")
+    async def _body(self, request: Request, most: int) -> bytes:
+        """The body. Raises HTTPException if it is too large, or too slow."""
         # An announced size is refused before reading. A chunked body announces none: it is counted
         # as it arrives.
         announced = request.headers.get("content-length", "0")
@@ -233,14 +245,26 @@ class App:
     # Routes that are not in the table of operations.
 
     async def _openapi(self, _request: Request) -> Response:
-        return _json(200, openapi())
+        # Generated once, which takes a while.
+        return _json(200, await asyncio.to_thread(openapi))
 
     async def _healthz(self, _request: Request) -> Response:
         """Liveness: the response shows that the event loop runs. Nothing else is checked, so that a
         full disk does not make a supervisor restart the hub."""
         return _json(200, {"status": "ok"})
 
-    async def _readyz(self, _request: Request) -> Response:
+    async def _readyz(self, request: Request) -> Response:
+        """Readiness. Anybody may ask whether the hub is ready, only observers why it is not: errors
+        and damage name files, destinations and users."""
+        status, answer = self._readiness()
+        principal = self._identify(request)
+        if principal is None or not self.server.context.access.may_observe(principal):
+            answer = {key: answer[key] for key in ("status", "leader") if key in answer}
+        return _json(status, answer)
+
+    def _readiness(self) -> tuple[int, dict[str, object]]:
+        if not self.server.is_leading:
+            return 503, self._standby()
         context, store = self.server.context, self.server.hub.store
         reasons = []
         if context.draining:
@@ -257,10 +281,35 @@ class App:
         # Damage does not make the hub unready: everything that is intact is served.
         damage = [each.detail for each in store.damages.entries[-_DAMAGE:]]
         status = "not ready" if reasons else "damaged" if damage else "ready"
-        answer = {"status": status, "reasons": reasons, "notes": self._notes()}
+        answer: dict[str, object] = {
+            "status": status,
+            "reasons": reasons,
+            "notes": self._notes(),
+        }
         if damage:
             answer["damage"] = damage
-        return _json(503 if reasons else 200, answer)
+        return 503 if reasons else 200, answer
+
+    def _standby(self) -> dict[str, object]:
+        """Not ready, so that load balancers use the leader."""
+        server = self.server
+        if server.replica is None:
+            return {"status": "not ready", "reasons": ["starting"], "notes": []}
+        replica = server.replica
+        reasons = []
+        if server.context.draining:
+            reasons.append("draining")
+        if replica.trouble:
+            reasons.append(f"the log does not answer: {replica.trouble}")
+        if replica.fault():
+            reasons.append(f"it must not lead: {replica.fault()}")
+        leader = replica.succession.leader
+        return {
+            "status": f"standby of {replica.store.node or 'a hub'}",
+            "reasons": reasons,
+            "notes": replica.alarms(),
+            "leader": {"name": leader.replica, "address": leader.address},
+        }
 
     def _late(self) -> list[str]:
         """Reasons why schedules, deadlines, leases and retries are late."""
@@ -275,7 +324,7 @@ class App:
     def _notes(self) -> list[str]:
         """Notes for operators, which don't make the hub unready."""
         wall, now = self.server.hub.wall, self.server.context.now()
-        notes = []
+        notes = [] if self.server.replica is None else self.server.replica.alarms()
         if wall.last_jump is not None:
             at, seconds = wall.last_jump
             when = datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
@@ -290,7 +339,10 @@ class App:
 
     async def _metrics(self, request: Request) -> Response:
         await self._authenticate(request, "observe")
-        totals = await self._work.totals(self.server.hub)
+        if not self.server.is_leading:
+            text = render(None, self.server.context.counters, self._replica_gauges(), {})
+            return Response(text, headers={**_HEADERS, "content-type": _METRICS})
+        totals = await self._work.totals(self.server)
         watchdog, metrics = self.server.watchdog, self.server.metrics
         lag = {
             "crosswire_loop_lag_seconds": ("Delay of timer runs.", watchdog.lag),
@@ -311,6 +363,7 @@ class App:
         watchdog = self.server.watchdog
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return {
+            **self._replica_gauges(),
             "crosswire_connections": (
                 "Open connections of all protocols but HTTP.",
                 len(context.gateways),
@@ -404,6 +457,51 @@ class App:
             "process_resident_memory_max_bytes": ("Peak memory.", usage.ru_maxrss * 1024),
         }
 
+    def _replica_gauges(self) -> dict[str, tuple[str, float]]:
+        replica = self.server.replica
+        if replica is None:
+            return {}
+        succession, commits, state = replica.succession, replica.commits, replica.log_state
+        here = are_here(replica.replicas)
+        applied = replica.store.position.number
+        newest = max([applied, *(each.synced for each in here)])
+        gauges: dict[str, tuple[str, float]] = {
+            "crosswire_replica_leading": ("1 on the leader.", succession.role is Role.LEADER),
+            "crosswire_replica_term": ("Number of the leader's takeover.", succession.term),
+            "crosswire_replica_takeovers_total": (
+                "How many times this replica began to lead.",
+                succession.takeovers,
+            ),
+            "crosswire_replica_applied": ("The last record in this store.", applied),
+            "crosswire_replica_lag_records": (
+                "Records that another replica has on its disk, and this one has not applied.",
+                newest - applied,
+            ),
+            "crosswire_replica_copies": ("Replicas that report.", len(here)),
+            "crosswire_replica_fit": ("1 if this replica may lead.", not replica.fault()),
+            "crosswire_log_answers": ("1 if the log answers.", not replica.trouble),
+        }
+        if commits is not None:
+            gauges["crosswire_log_append_seconds"] = (
+                "How long the last append took.",
+                commits.last_append_s,
+            )
+            gauges["crosswire_log_appended_bytes_total"] = (
+                "Bytes of groups that this leader appended.",
+                commits.appended_bytes,
+            )
+            gauges["crosswire_log_pending_bytes"] = (
+                "Bytes of groups that wait for the log.",
+                replica.pending_bytes(),
+            )
+        if state is not None:
+            gauges["crosswire_log_bytes"] = ("Size of the log.", state.size_bytes)
+            gauges["crosswire_log_safe"] = (
+                "1 if the log's settings keep what it confirms.",
+                not state.unsafe,
+            )
+        return gauges
+
 
 class _Guard:
     """Protects browsers: a page of another site must not reach the hub through them.
@@ -446,16 +544,6 @@ class _Guard:
                 403,
                 FailureResponse("wrong_origin", "requests from pages of other origins are refused"),
             )
-        # A page of another origin can't send these types without a preflight request, which has no
-        # route here; forms and plain text it can send, and some browsers omit Origin then.
-        is_safe = _content_type(request) in (JSON, ARROW)
-        if request.method in ("POST", "PUT", "PATCH") and not is_safe:
-            return _failure(
-                415,
-                FailureResponse(
-                    "wrong_type", f"bodies must be {JSON}, for some operations {ARROW}"
-                ),
-            )
         return None
 
     def _is_ours(self, host: str) -> bool:
@@ -469,21 +557,74 @@ class _Guard:
         return True
 
 
+def _check_type(request: Request, wanted: str) -> None:
+    """Raises HTTPException for another content type.
+
+    Also without a body: a page of another origin can't send these types without a preflight
+    request, which has no route here; forms and plain text it can send, and some browsers omit
+    Origin then.
+    """
+    if _content_type(request) != wanted:
+        raise HTTPException(415, f"the content type must be {wanted}")
+
+
+def _parameters(request: Request, kind: type[msgspec.Struct] | None) -> dict[str, str]:
+    """The parameters of the query. Raises HTTPException for one that is unknown or given twice: it
+    would be ignored, and the response be another than the client expects."""
+    known = () if kind is None else kind.__struct_fields__
+    given: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name not in known:
+            hint = f"it has {', '.join(known)}" if known else "it has none"
+            raise HTTPException(400, f"this operation has no parameter {name[:80]!r}: {hint}")
+        if name in given:
+            raise HTTPException(400, f"the parameter {name} is given twice")
+        if name in _time_parameters(kind) and not is_time(value):
+            raise HTTPException(400, f"{name} must be a time such as 2026-11-16T12:00:00Z")
+        given[name] = value
+    return given
+
+
+@functools.cache
+def _time_parameters(kind: type[msgspec.Struct] | None) -> frozenset[str]:
+    """Parameters that are times: msgspec would take numbers for them, too."""
+    if kind is None:
+        return frozenset()
+    fields = msgspec.json.schema(kind)["$defs"][kind.__name__]["properties"]
+    return frozenset(name for name, field in fields.items() if "date-time" in str(field))
+
+
+def _is_large(operation: Operation, request: Request) -> bool:
+    """Whether it may have a large body, by what it announces: a chunked one may have any size."""
+    if operation.takes == "json" and (operation.body is None or operation.body_bytes is not None):
+        return False
+    announced = request.headers.get("content-length", "")
+    return not announced.isdecimal() or len(announced) > _DIGITS or int(announced) > LARGE_BYTES
+
+
 def _content_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def _route(app: App, operation: Operation) -> Route:
+def _route(app: App, path: str, operations: dict[str, Operation]) -> Route:
     async def endpoint(request: Request) -> Response:
-        return await app.perform(operation, request)
+        # Starlette answers GET routes for HEAD, too.
+        method = "GET" if request.method == "HEAD" else request.method
+        return await app.perform(operations[method], request)
 
-    return Route(operation.path, endpoint, methods=[operation.method], name=operation.name)
+    return Route(path, endpoint, methods=list(operations))
 
 
-def _in_order(operations: tuple[Operation, ...]) -> list[Operation]:
-    """Starlette takes the first route that matches: those with `:path`, which match anything, are
-    last."""
-    return sorted(operations, key=lambda each: ":path" in each.path)
+def _in_order(operations: tuple[Operation, ...]) -> list[tuple[str, dict[str, Operation]]]:
+    """Operations by path and method. Starlette takes the first path that matches: those with
+    `:path`, which match anything, are last, and of these the ones that end with a word first."""
+    paths: dict[str, dict[str, Operation]] = {}
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method] = operation
+    return sorted(
+        paths.items(),
+        key=lambda each: (":path" in each[0], each[0].endswith(":path}"), "{" in each[0]),
+    )
 
 
 # ----------------------------------------------------------------------------------------- answers
@@ -493,7 +634,7 @@ def _answer(answer: msgspec.Struct) -> Response:
     return Response(_encode(answer), headers={**_HEADERS, "content-type": JSON})
 
 
-async def _stream(chunks: Chunks) -> Response:
+async def _stream(chunks: Chunks, content_type: str) -> Response:
     """A streamed response. The first chunk is made before the status is sent, so that an error in
     it gets a status of its own."""
     first = await anext(chunks, b"")
@@ -504,7 +645,7 @@ async def _stream(chunks: Chunks) -> Response:
             async for chunk in chunks:
                 yield chunk
 
-    return StreamingResponse(whole(), headers={**_HEADERS, "content-type": ARROW})
+    return StreamingResponse(whole(), headers={**_HEADERS, "content-type": content_type})
 
 
 def _json(status: int, value: object) -> Response:

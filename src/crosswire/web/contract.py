@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Final, Literal, TypeAlias
 
@@ -22,6 +23,7 @@ from crosswire.errors import (
     InvalidFilter,
     InvalidSchedule,
     LakeError,
+    NotLeading,
     ServiceUnavailable,
     StagingFull,
     StoreError,
@@ -32,9 +34,12 @@ from crosswire.hub.hub import Hub
 from crosswire.server.server import Server
 from crosswire.web.long_work import LongWork
 from crosswire.web.replays import Replays
+from crosswire.web.stream_slots import StreamSlots
 
 __all__ = [
     "ARROW",
+    "BYTES",
+    "EVENT_STREAM",
     "JSON",
     "Chunks",
     "FailureResponse",
@@ -42,11 +47,14 @@ __all__ = [
     "Operation",
     "OperationRequest",
     "failure_of",
+    "statuses_of",
 ]
 
 JSON: Final = "application/json"
 SMALL_BODY_BYTES: Final = 1024 * 1024
 ARROW: Final = "application/vnd.apache.arrow.stream"
+BYTES: Final = "application/octet-stream"
+EVENT_STREAM: Final = "text/event-stream"
 
 
 class FailureResponse(msgspec.Struct, frozen=True):
@@ -71,6 +79,7 @@ _FAILURES: Final[list[tuple[type[CrosswireError], int, str]]] = [
     (InvalidFilter, 400, "invalid_request"),
     (InvalidSchedule, 400, "invalid_request"),
     (HistoryMissing, 410, "gone"),
+    (NotLeading, 503, "standby"),
     (StoreError, 503, "unavailable"),
     (ServiceUnavailable, 503, "unavailable"),
     (LakeError, 500, "lake_damaged"),
@@ -89,7 +98,17 @@ def failure_of(error: CrosswireError) -> tuple[int, FailureResponse]:
 class OperationRequest:
     """A request as handlers get it: authenticated, decoded into the operation's types."""
 
-    __slots__ = ("_identify", "body", "path", "principal", "query", "replays", "server", "work")
+    __slots__ = (
+        "_identify",
+        "body",
+        "path",
+        "principal",
+        "query",
+        "replays",
+        "server",
+        "streams",
+        "work",
+    )
 
     def __init__(
         self,
@@ -102,6 +121,7 @@ class OperationRequest:
         body: Any,
         identify: Callable[[], str | None] | None = None,
         work: LongWork | None = None,
+        streams: StreamSlots | None = None,
     ) -> None:
         """`identify` finds the user of this request anew; without it, that never changes."""
         self.server = server
@@ -111,6 +131,7 @@ class OperationRequest:
         self.query = query
         self.body = body
         self.work = work or LongWork()
+        self.streams = streams or StreamSlots()
         self._identify = identify or (lambda: principal)
 
     @property
@@ -143,6 +164,11 @@ class OperationRequest:
         return self.server.context.access.may_administer(self.principal)
 
     @property
+    def is_replica(self) -> bool:
+        """Whether the principal may fetch checkpoints."""
+        return self.server.context.access.may_replicate(self.principal)
+
+    @property
     def is_observer(self) -> bool:
         """Whether the principal may see what there is, and how much of it, of all users."""
         return self.server.context.access.may_observe(self.principal)
@@ -168,6 +194,16 @@ class OperationRequest:
         response is the same whether it exists or not."""
         if not self.may_see(destination):
             self._refuse(f"has no right to {destination}")
+
+    def require_observer(self) -> None:
+        """Raises Forbidden unless the principal may observe the hub."""
+        if not self.is_observer:
+            self._refuse("may not observe this hub")
+
+    def require_administrator(self) -> None:
+        """Raises Forbidden unless the principal may administer the hub."""
+        if not self.is_administrator:
+            self._refuse("may not administer this hub")
 
     def require_content(self, destination: str) -> None:
         """Raises Forbidden unless the principal may see the content of its messages."""
@@ -195,12 +231,15 @@ Handler: TypeAlias = Callable[
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """A route of the API and its handler.
 
-    `needs` is the right to administer or to observe, any authenticated user (the handler checks
-    rights on destinations), or nothing. `body` is the type of its JSON body; an operation that
-    `takes` Arrow gets the bytes of the body. One without an `answer` responds with an Arrow stream.
+    `needs` is the right to administer, to replicate or to observe, any authenticated user (the
+    handler checks rights on destinations), or nothing. `body` is the type of its JSON body; an
+    operation that `takes` Arrow gets the bytes of the body. One without an `answer` responds with a
+    stream of the type that it `streams`. The OpenAPI document has the errors that its handler's
+    docstring names.
     """
 
     name: str
+    tag: str
     method: Literal["GET", "POST", "PATCH", "DELETE"]
     path: str
     summary: str
@@ -209,8 +248,29 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     query: type[msgspec.Struct] | None = None
     body: type[msgspec.Struct] | None = None
     takes: Literal["json", "arrow"] = "json"
-    needs: Literal["administer", "observe", "principal", "nothing"] = "administer"
+    streams: str = ARROW
+    needs: Literal["administer", "replicate", "observe", "principal", "nothing"] = "administer"
     body_bytes: int | None = SMALL_BODY_BYTES
     """The largest JSON body; None for that of the configuration, where messages are in it."""
     checks_numbers: bool = False
     """Whether the handler checks the numbers of the body itself: there may be very many."""
+
+
+def statuses_of(operation: Operation) -> list[int]:
+    """The statuses of 400 or more that an operation responds with, apart from errors of the hub."""
+    statuses = {400}
+    if operation.needs != "nothing":
+        statuses |= {401, 403}
+    if operation.method in ("POST", "PATCH"):
+        statuses |= {415}
+        if operation.body is not None or operation.takes == "arrow":
+            statuses |= {408, 413}
+    if operation.method != "GET":
+        # Whatever it changes has to be written.
+        statuses.add(503)
+    text = operation.handler.__doc__ or ""
+    named = set(re.findall(r"\w+", text[text.find("Raises") :] if "Raises" in text else ""))
+    for kind, status, _ in _FAILURES:
+        if kind.__name__ in named:
+            statuses.add(status)
+    return sorted(statuses)

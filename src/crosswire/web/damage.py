@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from crosswire.store.damage import DamageEntry
-from crosswire.web.contract import OperationRequest
+from crosswire.web.contract import Operation, OperationRequest
+from crosswire.web.times import Moment, at_s
 
-__all__ = ["AcknowledgedDamage", "DamageReport", "acknowledge_damage", "show_damage"]
+__all__ = ["DAMAGE_OPERATIONS"]
+
+
+class DamageRow(msgspec.Struct, frozen=True, kw_only=True, rename={"end": "behind"}):
+    """Something that can't be read or is missing."""
+
+    time: Moment
+    """When it was found."""
+    part: str
+    """Where: `tables`, `log`, `copies`, `cursor`, `record`, `engine`, `messages`."""
+    detail: str
+    first: str
+    """The first key that is damaged, in hex."""
+    end: str
+    """The key after the last one that is damaged, in hex."""
 
 
 class DamageReport(msgspec.Struct, frozen=True):
-    """`damage` is what is not acknowledged yet; `stopped` are queues and subscriptions that deliver
-    nothing until `crosswire store repair`, acknowledged or not."""
+    """What of the store is damaged, and what that stopped."""
 
-    damage: list[DamageEntry]
+    damage: list[DamageRow]
+    """What is not acknowledged yet."""
     stopped: list[str]
+    """Queues and subscriptions that deliver nothing until `crosswire store repair`, acknowledged or
+    not."""
 
 
 class AcknowledgedDamage(msgspec.Struct, frozen=True):
-    """The number of entries removed from the list."""
+    """What was acknowledged."""
 
     acknowledged: int
+    """The number of entries removed from the list."""
 
 
 async def show_damage(ask: OperationRequest) -> DamageReport:
@@ -33,9 +53,43 @@ async def show_damage(ask: OperationRequest) -> DamageReport:
                 # A queue reads its cursor when it is first used: this finds all that are stopped.
                 hub.queue(destination)
                 await turn.pause()
-    return DamageReport(hub.store.damages.entries, [each.title for each in hub.stopped()])
+    damage = [_row(each) for each in hub.store.damages.entries]
+    return DamageReport(damage, [each.title for each in hub.stopped()])
+
+
+def _row(entry: DamageEntry) -> DamageRow:
+    return DamageRow(
+        time=at_s(entry.time),
+        part=entry.part,
+        detail=entry.detail,
+        first=entry.first,
+        end=entry.end,
+    )
 
 
 def acknowledge_damage(ask: OperationRequest) -> AcknowledgedDamage:
     """Clear the list, durably; `/readyz` is "ready" again."""
     return AcknowledgedDamage(len(ask.hub.store.damages.acknowledge()))
+
+
+DAMAGE_OPERATIONS: Final = (
+    Operation(
+        name="show_damage",
+        tag="storage",
+        method="GET",
+        path="/v1/damage",
+        summary="Damage of the store that is not acknowledged, and what it stopped",
+        handler=show_damage,
+        answer=DamageReport,
+        needs="observe",
+    ),
+    Operation(
+        name="acknowledge_damage",
+        tag="storage",
+        method="POST",
+        path="/v1/damage/acknowledge",
+        summary="Acknowledge the damage; the hub is no longer reported as damaged",
+        handler=acknowledge_damage,
+        answer=AcknowledgedDamage,
+    ),
+)

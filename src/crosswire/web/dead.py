@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Final
+from collections import Counter
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from crosswire.access import parse_subscription_dead_letters
 from crosswire.envelope import Property
-from crosswire.errors import Forbidden, UnknownMessage
+from crosswire.errors import Forbidden, InvalidEnvelope, UnknownMessage
 from crosswire.gateways.edits import refit
 from crosswire.gateways.payloads import JsonPayload, from_body
 from crosswire.hub.cursor import FailedDelivery
 from crosswire.hub.dead import DeadLetter
 from crosswire.hub.subscriptions import predicate
-from crosswire.web.contract import OperationRequest
+from crosswire.web.contract import Operation, OperationRequest
 from crosswire.web.dead_selection import (
     LISTED_IDS,
     DeadLetterSelection,
@@ -25,125 +26,232 @@ from crosswire.web.dead_selection import (
     selected_ids,
 )
 from crosswire.web.messages import PREVIEW_BYTES, JsonMessage, show_message
-from crosswire.web.numbers import Id
+from crosswire.web.numbers import Id, Many
+from crosswire.web.paging import ListQuery, NameQuery, SortKey, page_of
 from crosswire.web.replays import Replay, ReplayRequest, ReplayRow, ReplayRows
+from crosswire.web.times import Moment, at_us
 
-__all__ = [
-    "cancel_replay",
-    "edit_dead_letter",
-    "list_dead",
-    "list_dead_letters",
-    "list_replays",
-    "purge_dead_letters",
-    "replay_dead_letters",
-    "show_dead_letter",
-    "show_replay",
-]
+__all__ = ["DEAD_OPERATIONS"]
 
 _MOST_EXAMINED: Final = 10_000
+_MOST_GROUPED: Final = 100_000
+_MOST_CAUSES: Final = 1_000
 
 
 # --------------------------------------------------------------------------------------- listing
 
 
 class DeadQueue(msgspec.Struct, frozen=True):
-    """A queue with dead letters; `queue` is the name of the queue, or named subscription, that they
-    come from."""
+    """A queue with dead letters."""
 
     queue: str
+    """The name of the queue, or named subscription, that they come from."""
     length: int
     size_bytes: int
 
 
 class DeadQueues(msgspec.Struct, frozen=True):
-    """Queues that have dead letters."""
+    """A page of queues that have dead letters."""
 
     queues: list[DeadQueue]
+    next: str
+    """The cursor of the next page; empty after the last."""
 
 
-class DeadLettersQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Letters of a queue with ids after `after` whose properties pass `filter`."""
+class DeadLettersQuery(ListQuery, frozen=True, kw_only=True):
+    """Dead letters of a queue, the oldest first."""
 
     queue: str
+    """The queue, or named subscription, that they come from."""
     filter: str = ""
-    after: Id = 0
-    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
+    """Only letters whose properties pass this filter, such as `price>N10`."""
+    cause: str | None = None
+    """Only letters with this cause."""
+    cursor: Annotated[str, msgspec.Meta(max_length=20)] = ""
+    """`next` of the page before, which is the id of its last letter; empty for the first."""
+    limit: Many = 100
+
+
+class CausesQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue with dead letters."""
+
+    queue: str
+    """The queue, or named subscription, that they come from."""
+
+
+class CauseRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Dead letters with the same cause."""
+
+    cause: str
+    letters: int
+    first: Moment
+    """When the first of them died."""
+    last: Moment
+    """When the last of them died."""
+    example: int
+    """The id of the last of them."""
+
+
+class CauseRows(msgspec.Struct, frozen=True, kw_only=True):
+    """The causes of a queue's dead letters, the most frequent first."""
+
+    causes: list[CauseRow]
+    examined: int
+    """How many letters were looked at."""
+    is_complete: bool
+    """False if there were more letters, or causes, than are looked at."""
 
 
 class DeadLetterQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The queue of the letter."""
 
     queue: str
+    """The queue, or named subscription, that it comes from."""
 
 
 class FailedDeliveryRow(msgspec.Struct, frozen=True):
     """An attempt to deliver the message: when, to which connection, and why it failed."""
 
-    time: int
+    time: Moment
     connection: str
     cause: str
 
 
 class DeadLetterRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A dead letter; `id` is its own, `origin_id` its former id at `origin`.
-
-    Both are empty for a message that was sent to the queue of dead letters directly."""
+    """A dead letter."""
 
     id: int
     queue: str
     origin: str
+    """Where it could not be delivered; empty if it was sent to the dead letters directly."""
     origin_id: int
-    origin_time: int
+    """The id that it had there."""
+    origin_time: Moment
+    """When it was accepted there."""
     cause: str
+    """Why it died."""
     attempts: list[FailedDeliveryRow]
     message: JsonMessage
 
 
 class DeadLetterRows(msgspec.Struct, frozen=True):
-    """A page of letters; request the next with `after` = `next`, until that is 0. A page of a
-    filtered list may be short, or empty, although more follow."""
+    """A page of dead letters. One of a filtered list may be short, or empty, although more
+    follow."""
 
     letters: list[DeadLetterRow]
-    next: int
+    next: str
+    """The cursor of the next page; empty after the last."""
+
+
+class DeadQueuesQuery(NameQuery, frozen=True, kw_only=True):
+    """A page of queues with dead letters, in order of names; by length the longest comes first."""
+
+    sort: Literal["name", "length"] = "name"
+    """By what the list is sorted."""
 
 
 async def list_dead(ask: OperationRequest) -> DeadQueues:
-    """Queues with dead letters, and how many they have: all of them for observers, those that they
-    may consume for others."""
-    rows = []
+    """A page of queues with dead letters: of all for observers, of those that they may consume for
+    others."""
+    query: DeadQueuesQuery = ask.query
+
+    def key(destination: str) -> SortKey | None:
+        if not destination.startswith("queue/") or not destination.endswith("/dead"):
+            return None
+        name = _origin_name(destination)
+        length = ask.hub.depth(destination)[0]
+        if not length or query.contains not in name:
+            return None
+        if not (ask.is_observer or ask.may_read(destination)):
+            return None
+        return (-length if query.sort == "length" else 0.0), name
+
     async with ask.work.turn() as turn:
-        for destination in list(ask.hub.store.destinations()):
-            await turn.pause()
-            if not destination.startswith("queue/") or not destination.endswith("/dead"):
-                continue
-            length, size_bytes = ask.hub.depth(destination)
-            if length and (ask.is_observer or ask.may_read(destination)):
-                name = destination.removeprefix("queue/").removesuffix("/dead")
-                rows.append(DeadQueue(name, length, size_bytes))
-    return DeadQueues(sorted(rows, key=lambda row: row.queue))
+        page, following = await page_of(list(ask.hub.store.destinations()), key, query, turn)
+    rows = [DeadQueue(_origin_name(each), *ask.hub.depth(each)) for each in page]
+    return DeadQueues(rows, following)
 
 
-def list_dead_letters(ask: OperationRequest) -> DeadLetterRows:
-    """A page of a queue's letters. Raises UnknownMessage and InvalidFilter."""
-    query: DeadLettersQuery = ask.query
+def _origin_name(destination: str) -> str:
+    return destination.removeprefix("queue/").removesuffix("/dead")
+
+
+async def list_causes(ask: OperationRequest) -> CauseRows:
+    """The causes of a queue's dead letters. Raises UnknownMessage."""
+    query: CausesQuery = ask.query
     queue = _dead_queue(ask, query.queue, to_read=True)
-    matches = predicate(query.filter)
-    found: list[DeadLetter] = []
-    after = query.after
+    causes: dict[str, list[DeadLetter]] = {}
+    counts: Counter[str] = Counter()
     examined = 0
-    for page in dead_letter_pages(ask.hub, queue, after=after):
-        for dead_letter in page:
-            if len(found) == query.limit:
+    is_complete = True
+    async with ask.work.turn() as turn:
+        for page in dead_letter_pages(ask.hub, queue):
+            for letter in page:
+                if letter.cause not in causes and len(causes) >= _MOST_CAUSES:
+                    is_complete = False
+                    continue
+                counts[letter.cause] += 1
+                found = causes.setdefault(letter.cause, [letter, letter])
+                found[1] = letter
+            examined += len(page)
+            if examined >= _MOST_GROUPED:
+                is_complete = False
                 break
-            after = dead_letter.id
-            if matches is None or matches(dead_letter.envelope.properties):
-                found.append(dead_letter)
-        examined += len(page)
-        # A filter that few letters pass must not occupy the event loop for long: the client goes on
-        # from `next`.
-        if len(found) == query.limit or examined >= _MOST_EXAMINED:
-            return DeadLetterRows([_dead_letter_row(query.queue, each) for each in found], after)
-    return DeadLetterRows([_dead_letter_row(query.queue, each) for each in found], 0)
+            await turn.pause()
+    rows = [
+        CauseRow(
+            cause=cause,
+            letters=number,
+            first=at_us(causes[cause][0].envelope.time),
+            last=at_us(causes[cause][1].envelope.time),
+            example=causes[cause][1].id,
+        )
+        for cause, number in counts.most_common()
+    ]
+    return CauseRows(causes=rows, examined=examined, is_complete=is_complete)
+
+
+async def list_dead_letters(ask: OperationRequest) -> DeadLetterRows:
+    """A page of a queue's letters, empty if none of its messages died. Raises UnknownMessage for a
+    queue that does not exist, and InvalidFilter."""
+    query: DeadLettersQuery = ask.query
+    matches = predicate(query.filter)
+    try:
+        queue = _dead_queue(ask, query.queue, to_read=True)
+    except UnknownMessage:
+        name = dead_destination(query.queue).removesuffix("/dead")
+        if name in ask.hub.store.destinations() or name.startswith("queue/@"):
+            return DeadLetterRows([], "")
+        raise
+    found: list[DeadLetter] = []
+    after = _read_id(query.cursor)
+    examined = 0
+    following = ""
+    async with ask.work.turn() as turn:
+        for page in dead_letter_pages(ask.hub, queue, after=after):
+            for dead_letter in page:
+                if len(found) == query.limit:
+                    break
+                after = dead_letter.id
+                if query.cause in (None, dead_letter.cause) and (
+                    matches is None or matches(dead_letter.envelope.properties)
+                ):
+                    found.append(dead_letter)
+            examined += len(page)
+            # A filter that few letters pass must not take long: the client goes on from `next`.
+            if len(found) == query.limit or examined >= _MOST_EXAMINED:
+                following = str(after) if after < ask.hub.queue(queue).visible else ""
+                break
+            await turn.pause()
+    return DeadLetterRows([_dead_letter_row(query.queue, each) for each in found], following)
+
+
+def _read_id(cursor: str) -> int:
+    """The id in a cursor of dead letters: it is one. Raises InvalidEnvelope."""
+    try:
+        return msgspec.convert(cursor or "0", Id, strict=False)
+    except msgspec.ValidationError:
+        raise InvalidEnvelope(f"{cursor[:80]!r} is no cursor of dead letters") from None
 
 
 def show_dead_letter(ask: OperationRequest) -> DeadLetterRow:
@@ -184,7 +292,7 @@ def _dead_letter_row(queue: str, dead_letter: DeadLetter, *, whole: bool = False
         queue=queue,
         origin=dead_letter.origin,
         origin_id=dead_letter.origin_id,
-        origin_time=dead_letter.time,
+        origin_time=at_us(dead_letter.time),
         cause=dead_letter.cause,
         attempts=[_try(each) for each in dead_letter.attempts],
         message=message,
@@ -192,17 +300,18 @@ def _dead_letter_row(queue: str, dead_letter: DeadLetter, *, whole: bool = False
 
 
 def _try(attempt: FailedDelivery) -> FailedDeliveryRow:
-    return FailedDeliveryRow(attempt.time, attempt.connection, attempt.cause)
+    return FailedDeliveryRow(at_us(attempt.time), attempt.connection, attempt.cause)
 
 
 # --------------------------------------------------------------------------------------- editing
 
 
-class Edit(msgspec.Struct, frozen=True, kw_only=True):
+class Edit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fields that are given replace those of the letter; at most one of `json`, `text` and `base64`
     may be given."""
 
     queue: str
+    """The queue, or named subscription, that it comes from."""
     json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     text: str | None = None
     base64: str | None = None
@@ -233,11 +342,14 @@ async def edit_dead_letter(ask: OperationRequest) -> DeadLetterRow:
 
 
 class Chosen(msgspec.Struct, frozen=True, kw_only=True):
-    """How many letters were selected and how many deleted; `ids` are the first selected."""
+    """What was selected and deleted."""
 
     matched: int
+    """How many letters were selected."""
     done: int
+    """How many were deleted."""
     ids: list[int]
+    """The first that were selected."""
     dry_run: bool
 
 
@@ -291,10 +403,17 @@ async def replay_dead_letters(ask: OperationRequest) -> ReplayRow:
     return await ask.replays.start(ask.hub, asked, ask.now, ask.principal, is_allowed=is_allowed)
 
 
-def list_replays(ask: OperationRequest) -> ReplayRows:
-    """Running replays, and the last ones that ended: all for administrators, their own for
-    others."""
-    return ReplayRows([each.row() for each in ask.replays.all() if _is_visible(ask, each)])
+async def list_replays(ask: OperationRequest) -> ReplayRows:
+    """A page of running replays, and the last ones that ended: of all for administrators, their
+    own for others."""
+    query: ListQuery = ask.query
+
+    def key(replay: Replay) -> SortKey | None:
+        return (-replay.id, "") if _is_visible(ask, replay) else None
+
+    async with ask.work.turn() as turn:
+        page, following = await page_of(ask.replays.all(), key, query, turn)
+    return ReplayRows([each.row() for each in page], following)
 
 
 def _is_visible(ask: OperationRequest, replay: Replay) -> bool:
@@ -321,3 +440,116 @@ async def cancel_replay(ask: OperationRequest) -> ReplayRow:
         replay.task.cancel()
         await asyncio.wait([replay.task])
     return replay.row()
+
+
+DEAD_OPERATIONS: Final = (
+    Operation(
+        name="list_dead",
+        tag="dead letters",
+        method="GET",
+        path="/v1/dead",
+        summary="Queues with dead letters",
+        handler=list_dead,
+        query=DeadQueuesQuery,
+        answer=DeadQueues,
+        needs="principal",
+    ),
+    Operation(
+        name="list_letters",
+        tag="dead letters",
+        method="GET",
+        path="/v1/dead/letters",
+        summary="The dead letters of a queue or a named subscription",
+        handler=list_dead_letters,
+        query=DeadLettersQuery,
+        answer=DeadLetterRows,
+        needs="principal",
+    ),
+    Operation(
+        name="list_causes",
+        tag="dead letters",
+        method="GET",
+        path="/v1/dead/causes",
+        summary="The dead letters of a queue or a named subscription, grouped by cause",
+        handler=list_causes,
+        query=CausesQuery,
+        answer=CauseRows,
+        needs="principal",
+    ),
+    Operation(
+        name="show_letter",
+        tag="dead letters",
+        method="GET",
+        path="/v1/dead/letters/{id:id}",
+        summary="A dead letter, whole, with every attempt to deliver it",
+        handler=show_dead_letter,
+        query=DeadLetterQuery,
+        answer=DeadLetterRow,
+        needs="principal",
+    ),
+    Operation(
+        name="edit_letter",
+        tag="dead letters",
+        method="PATCH",
+        path="/v1/dead/letters/{id:id}",
+        summary="Change a dead letter's payload or properties",
+        handler=edit_dead_letter,
+        body=Edit,
+        answer=DeadLetterRow,
+        needs="principal",
+        body_bytes=None,
+    ),
+    Operation(
+        name="purge_letters",
+        tag="dead letters",
+        method="POST",
+        path="/v1/dead/purge",
+        summary="Delete dead letters",
+        handler=purge_dead_letters,
+        body=DeadLetterSelection,
+        answer=Chosen,
+        needs="principal",
+    ),
+    Operation(
+        name="replay_letters",
+        tag="dead letters",
+        method="POST",
+        path="/v1/dead/replays",
+        summary="Send dead letters again; answered when done, or after a few seconds",
+        handler=replay_dead_letters,
+        body=ReplayRequest,
+        answer=ReplayRow,
+        needs="principal",
+    ),
+    Operation(
+        name="list_replays",
+        tag="dead letters",
+        method="GET",
+        path="/v1/dead/replays",
+        summary="Running replays, and the last ones that ended",
+        handler=list_replays,
+        query=ListQuery,
+        answer=ReplayRows,
+        needs="principal",
+    ),
+    Operation(
+        name="show_replay",
+        tag="dead letters",
+        method="GET",
+        path="/v1/dead/replays/{id:id}",
+        summary="State of a replay",
+        handler=show_replay,
+        answer=ReplayRow,
+        needs="principal",
+    ),
+    Operation(
+        name="cancel_replay",
+        tag="dead letters",
+        method="DELETE",
+        path="/v1/dead/replays/{id:id}",
+        summary="Cancel a replay; letters that were not sent again are kept",
+        handler=cancel_replay,
+        answer=ReplayRow,
+        needs="principal",
+    ),
+)

@@ -16,6 +16,7 @@ from crosswire.web.numbers import Id
 __all__ = [
     "LISTED_IDS",
     "DeadLetterSelection",
+    "MessageSelection",
     "dead_destination",
     "dead_letter_pages",
     "dead_queue",
@@ -27,21 +28,34 @@ LISTED_IDS: Final = 100
 _PAGE: Final = 256
 
 
-class DeadLetterSelection(msgspec.Struct, frozen=True, kw_only=True):
-    """The letters to process: exactly one of `ids`, `filter` on their properties, and `all`.
+class MessageSelection(msgspec.Struct, frozen=True, kw_only=True):
+    """The messages to process: exactly one of `ids`, `filter` and `all`."""
 
-    A `dry_run` only lists them."""
-
-    queue: str
     ids: list[Id] = []
+    """These messages."""
     filter: str = ""
+    """Those whose properties pass this filter, such as `price>N10`."""
     all: bool = False
+    """All that are there now."""
     dry_run: bool = False
+    """Whether they are only counted and listed."""
+
+    @property
+    def selects_nothing(self) -> bool:
+        """Whether none of `ids`, `filter` and `all` is given."""
+        return not (self.ids or self.filter or self.all)
 
     def check(self) -> None:
         """Raises InvalidEnvelope if it is not exactly one of them."""
         if bool(self.ids) + bool(self.filter) + self.all != 1:
             raise InvalidEnvelope("give exactly one of ids, filter and all")
+
+
+class DeadLetterSelection(MessageSelection, frozen=True, kw_only=True):
+    """The dead letters to process: exactly one of `ids`, `filter` and `all`."""
+
+    queue: str
+    """The queue, or named subscription, that they come from."""
 
 
 def dead_destination(name: str) -> str:
@@ -68,11 +82,11 @@ def dead_letter_pages(hub: Hub, queue: str, *, after: int = 0) -> Iterator[Seque
 
 
 def selected_ids(
-    hub: Hub, queue: str, choice: DeadLetterSelection, matches: Predicate | None
+    hub: Hub, queue: str, choice: MessageSelection, matches: Predicate | None
 ) -> Iterator[list[int]]:
-    """Ids of the selected letters, a page at a time.
+    """Ids of the selected messages of each page, perhaps none: others have a turn between pages.
 
-    Letters that arrive meanwhile are not selected: a replay that fails again would never end.
+    Messages that arrive meanwhile are not selected: a replay that fails again would never end.
     """
     upto = hub.store.newest_id
     if choice.ids:
@@ -86,7 +100,6 @@ def selected_ids(
             and (not choice.ids or dead_letter.id in wanted)
             and (matches is None or matches(dead_letter.envelope.properties))
         ]
-        if found:
-            yield found
+        yield found
         if page[-1].id > upto:
             return

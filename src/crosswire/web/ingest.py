@@ -16,10 +16,12 @@ import msgspec
 from crosswire.errors import InvalidEnvelope
 from crosswire.hub.ingest.records import NamedAttempt, ProducerKey
 from crosswire.web.arrow_rows import read_part
-from crosswire.web.contract import OperationRequest
+from crosswire.web.contract import Operation, OperationRequest
+from crosswire.web.paging import NameQuery, SortKey, page_of
 from crosswire.web.state import Removed
+from crosswire.web.times import Moment, at_s
 
-__all__ = ["abort", "commit", "list_producers", "remove_producer", "stage"]
+__all__ = ["INGEST_OPERATIONS"]
 
 _WAIT_S: Final = 10.0
 _LAST_BATCH: Final = (1 << 63) - 1
@@ -128,14 +130,17 @@ async def abort(ask: OperationRequest) -> Aborted:
 
 
 class ProducerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A producer and its last batch; `time` of its commit is in seconds since 1970."""
+    """A producer and its last batch."""
 
     principal: str
     producer: str
     batch: int
+    """The number of the batch."""
     messages: int
-    time: float
+    time: Moment
+    """When it was committed."""
     done: bool
+    """Whether all of its messages are in their destinations."""
 
 
 class StagedRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,27 +155,40 @@ class StagedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProducerRows(msgspec.Struct, frozen=True):
-    """Producers, batches that are not committed, and the size of all that is staged."""
+    """A page of producers, and batches that are not committed."""
 
     producers: list[ProducerRow]
     staged: list[StagedRow]
+    """Batches that are not committed."""
     staged_bytes: int
+    """The size of all that is staged."""
+    next: str
+    """The cursor of the next page; empty after the last."""
 
 
-def list_producers(ask: OperationRequest) -> ProducerRows:
-    """Producers with their last batches, and what is staged."""
+async def list_producers(ask: OperationRequest) -> ProducerRows:
+    """A page of producers with their last batches, and what is staged."""
+    query: NameQuery = ask.query
     staging = ask.hub.staging
+    producers = staging.producers()
+
+    def key(owner: ProducerKey) -> SortKey | None:
+        name = f"{owner.principal}\0{owner.producer}"
+        return (0.0, name) if query.contains in owner.producer else None
+
+    async with ask.work.turn() as turn:
+        page, following = await page_of(list(producers), key, query, turn)
     return ProducerRows(
         [
             ProducerRow(
                 principal=owner.principal,
                 producer=owner.producer,
-                batch=producer.record.batch,
-                messages=producer.record.messages,
-                time=producer.record.time,
-                done=producer.is_done,
+                batch=producers[owner].record.batch,
+                messages=producers[owner].record.messages,
+                time=at_s(producers[owner].record.time),
+                done=producers[owner].is_done,
             )
-            for owner, producer in staging.producers().items()
+            for owner in page
         ],
         [
             StagedRow(
@@ -184,6 +202,7 @@ def list_producers(ask: OperationRequest) -> ProducerRows:
             for owner, batch, attempts in staging.waiting()
         ],
         staging.staged_bytes,
+        following,
     )
 
 
@@ -210,3 +229,62 @@ def _batch(ask: OperationRequest) -> int:
     if batch > _LAST_BATCH:
         raise InvalidEnvelope(f"{batch} is not a batch number: it has more than 64 bits")
     return batch
+
+
+INGEST_OPERATIONS: Final = (
+    Operation(
+        name="list_producers",
+        tag="bulk",
+        method="GET",
+        path="/v1/ingest",
+        summary="Producers of batches with their last commits, and what is staged",
+        handler=list_producers,
+        query=NameQuery,
+        answer=ProducerRows,
+        needs="observe",
+    ),
+    Operation(
+        name="remove_producer",
+        tag="bulk",
+        method="DELETE",
+        path="/v1/ingest/{producer}",
+        summary="Remove a producer and what it staged; its next batch may have any number",
+        handler=remove_producer,
+        query=OwnerQuery,
+        answer=Removed,
+    ),
+    Operation(
+        name="stage",
+        tag="bulk",
+        method="POST",
+        path="/v1/ingest/{producer}/{batch:id}/attempts/{attempt}",
+        summary="Stage a part of an attempt to write a batch; answered when it is on disk",
+        handler=stage,
+        query=PartQuery,
+        takes="arrow",
+        answer=StageResponse,
+        needs="principal",
+    ),
+    Operation(
+        name="commit",
+        tag="bulk",
+        method="POST",
+        path="/v1/ingest/{producer}/{batch:id}/commit",
+        summary="Commit a batch: send and publish what these attempts staged, exactly once",
+        handler=commit,
+        body=CommitRequest,
+        answer=CommitResponse,
+        needs="principal",
+    ),
+    Operation(
+        name="abort",
+        tag="bulk",
+        method="POST",
+        path="/v1/ingest/{producer}/{batch:id}/abort",
+        summary="Drop what was staged of a batch",
+        handler=abort,
+        body=AbortRequest,
+        answer=Aborted,
+        needs="principal",
+    ),
+)

@@ -24,8 +24,9 @@ from crosswire.budget import MemoryAccount
 from crosswire.config import Address
 from crosswire.gateways.certificates import read_certificate
 from crosswire.logs import log_event
-from crosswire.server.listener import HANDSHAKE_S, cannot_listen
+from crosswire.server.listener import cannot_listen
 from crosswire.server.server import Server
+from crosswire.server.tls_acceptor import TlsAcceptor
 from crosswire.web.app import App
 
 __all__ = ["WebListener"]
@@ -55,7 +56,7 @@ class WebListener:
         self._tls: ssl.SSLContext | None = None
         self._server = server
         self._state = ServerState()
-        self._listening: asyncio.Server | None = None
+        self._listening: asyncio.Server | TlsAcceptor | None = None
         self._config = uvicorn.Config(
             self.app,
             http=H11Protocol,
@@ -84,18 +85,20 @@ class WebListener:
         """Listen; returns the address with the port that was taken. Raises ConfigError."""
         loop = asyncio.get_running_loop()
         make = functools.partial(_HttpConnection, self._config, self._state, self._server)
+        context = self._server.context
         try:
-            self._listening = await loop.create_server(
-                make,
-                address.host,
-                address.port,
-                ssl=self._tls,
-                ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
-                backlog=1024,
-            )
+            if self._tls is not None:
+                failed = functools.partial(context.count, "failed", "http", "TlsHandshake")
+                self._listening = TlsAcceptor(make, self._tls, context.handshakes, failed)
+                port = await self._listening.open(address.host, address.port)
+            else:
+                self._listening = await loop.create_server(
+                    make, address.host, address.port, backlog=1024
+                )
+                port = self._listening.sockets[0].getsockname()[1]
         except OSError as error:
             raise cannot_listen(self._name, address, error) from error
-        self.address = Address(address.host, self._listening.sockets[0].getsockname()[1])
+        self.address = Address(address.host, port)
         return self.address
 
     def close(self) -> None:
@@ -120,6 +123,14 @@ class WebListener:
         for connection in list(self._state.connections):
             connection.transport.abort()
 
+    def drop(self) -> None:
+        """Close all connections now, and leave requests without a response."""
+        self.app.replays.cancel_all()
+        for connection in list(self._state.connections):
+            connection.transport.abort()
+        for task in list(self._state.tasks):
+            task.cancel()
+
 
 class _HttpConnection(H11Protocol):
     """One connection. It is aborted if a head or a request takes too long. If there are too many,
@@ -138,11 +149,15 @@ class _HttpConnection(H11Protocol):
         self._account: MemoryAccount | None = None
         self._body_bytes = 0
         self._idle_since = 0.0
+        self._is_refused = False
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         # Requests find it in their state. Whom it identifies is judged for each of them.
         self.app_state["certificate"] = read_certificate(transport)
+        self.app_state["refused"] = self._on_refused
+        self.app_state["identified"] = self._on_identified
+        self.app_state["streaming"] = self._on_streaming
         peer = transport.get_extra_info("peername")
         self._host = str(peer[0]) if peer else ""
         with suppress(OSError):  # the peer has reset it already
@@ -160,11 +175,24 @@ class _HttpConnection(H11Protocol):
         self._idle_since = self.loop.time()
         self._expect(_HEAD_S)
 
+    def _on_identified(self, principal: str) -> None:
+        """A request is this user's: its body counts for the user's share of the memory."""
+        if self._account is not None and self._account.is_open:
+            self._account.move(self._context.owner_of(principal, self._host))
+
+    def _on_streaming(self) -> None:
+        """The response is a live stream, which has no end of its own."""
+        self._expect(None)
+
+    def _on_refused(self) -> None:
+        """A request without valid credentials waits for its answer: it keeps nobody out either."""
+        self._is_refused = True
+
     def _make_room(self) -> None:
         idle = [
             each
             for each in self._context.http_slots.occupants()
-            if isinstance(each, _HttpConnection) and each._is_idle
+            if isinstance(each, _HttpConnection) and (each._is_idle or each._is_refused)
         ]
         if idle:
             longest = min(idle, key=lambda each: each._idle_since)
@@ -215,6 +243,7 @@ class _HttpConnection(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._expect(None)
+        self._is_refused = False
         self._idle_since = self.loop.time()
         if self._account is not None:
             self._account.add(-self._body_bytes)

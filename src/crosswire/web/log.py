@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from typing import Final
 
 import msgspec
 
 from crosswire.errors import Forbidden, InvalidDestination, ServiceUnavailable
 from crosswire.server.log_reader import Log, LogRange, ReadPlan, ReadSplit
 from crosswire.server.log_selection import MOST_DESTINATIONS
-from crosswire.web.contract import Chunks, OperationRequest
+from crosswire.web.contract import Chunks, Operation, OperationRequest
 
-__all__ = ["LogRange", "Logs", "NamesQuery", "ReadPlan", "ReadSplit", "list_logs", "plan", "read"]
+__all__ = ["LOG_OPERATIONS"]
 
 
 class NamesQuery(msgspec.Struct, frozen=True):
@@ -96,3 +97,41 @@ def _require(ask: OperationRequest, destinations: list[str]) -> None:
 def _may(ask: OperationRequest, destination: str) -> bool:
     access = ask.server.context.access
     return access.may_administer(ask.principal) or access.may(ask.principal, "consume", destination)
+
+
+LOG_OPERATIONS: Final = (
+    Operation(
+        name="list_logs",
+        tag="bulk",
+        method="GET",
+        path="/v1/log",
+        summary="Destinations whose messages can be read in bulk, and the newest id",
+        handler=list_logs,
+        query=NamesQuery,
+        answer=Logs,
+        needs="principal",
+    ),
+    Operation(
+        name="plan_log",
+        tag="bulk",
+        method="POST",
+        path="/v1/log/plan",
+        summary="Plan a read of the log: ranges with messages, and ranges that are deleted",
+        handler=plan,
+        body=ReadPlan,
+        answer=LogRange,
+        needs="principal",
+    ),
+    Operation(
+        name="read_log",
+        tag="bulk",
+        method="POST",
+        path="/v1/log/read",
+        summary="The messages of a range as an Arrow stream; `last` in a batch's metadata is its"
+        " last id",
+        handler=read,
+        body=ReadSplit,
+        answer=None,
+        needs="principal",
+    ),
+)

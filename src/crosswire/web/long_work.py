@@ -15,12 +15,13 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from crosswire.hub.hub import Hub
+from crosswire.server.server import Server
 
 __all__ = ["LongWork", "QueueTotals", "Turn"]
 
 _TURN_S: Final = 0.005
 _FRESH_S: Final = 1.0
+_MANY: Final = 2_000
 _SORTED: Final = 2_000
 
 T = TypeVar("T")
@@ -102,8 +103,15 @@ class LongWork:
             await turn.pause()
         return sorted(found + chosen)[:count]
 
-    async def totals(self, hub: Hub) -> QueueTotals:
-        """Counts over all queues, at most a second old."""
+    async def totals(self, server: Server) -> QueueTotals:
+        """Counts over all queues, at most a second old; of very many, as old as the last round of
+        the statistics over them."""
+        hub = server.hub
+        if len(hub.store.destinations()) > _MANY and server.statistics.totals[0]:
+            queues, messages, size_bytes, dead_letters = server.statistics.totals
+            return QueueTotals(
+                queues=queues, messages=messages, size_bytes=size_bytes, dead_letters=dead_letters
+            )
         async with self.turn() as turn:
             if time.monotonic() - self._totals_at < _FRESH_S:
                 return self._totals

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import zlib
 from typing import Annotated, Final
 
 import msgspec
 
-from crosswire.access import subscription_label
 from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import (
     PROPERTIES_BYTES,
@@ -17,21 +15,18 @@ from crosswire.envelope import (
     check_properties,
     message_kind,
 )
-from crosswire.errors import HubError, InvalidEnvelope, RecordDamaged, UnknownMessage
+from crosswire.errors import HubError, InvalidEnvelope
 from crosswire.gateways.payloads import JsonPayload, from_body, to_shown_body
-from crosswire.hub.hub import Hub
-from crosswire.hub.ledger import LedgerRow, parse_block
-from crosswire.web.contract import FailureResponse, OperationRequest, failure_of
+from crosswire.web.contract import FailureResponse, Operation, OperationRequest, failure_of
+from crosswire.web.times import Moment, at_us
 
 __all__ = [
+    "MESSAGE_OPERATIONS",
     "PREVIEW_BYTES",
     "JsonMessage",
-    "Produced",
     "Production",
-    "Trace",
-    "produce",
     "show_message",
-    "trace",
+    "shown_to",
 ]
 
 PREVIEW_BYTES: Final = 4096
@@ -39,24 +34,25 @@ _MOST_MESSAGES: Final = 50_000
 _STEP: Final = 64
 """Messages that are accepted at once: each may be the first of a new queue, which takes longest."""
 _read_properties: Final = msgspec.json.Decoder(dict[str, Property]).decode
-_BLOCKS: Final = 8
 
 
 class JsonMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message. Its payload is one of `json`, `text` and `base64`; if `truncated`, `text` is the
-    beginning of it; if `hidden`, seeing it needs the right to consume. Times are in microseconds
-    since 1970. `native` are the names of the fields that only its own protocol has."""
+    """A message. Its payload is one of `json`, `text` and `base64`."""
 
     id: int
-    time: int
+    time: Moment
+    """When the hub accepted it."""
     destination: str
     kind: str
+    """`send` to a queue, `publish` to a topic, `request` or `response` of a service."""
     content_type: str
     size_bytes: int
+    """The size of its payload."""
     json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     text: str | None = None
     base64: str | None = None
     truncated: bool = False
+    """Whether `text` is only the beginning of the payload."""
     protocol: str = ""
     connection: str = ""
     principal: str = ""
@@ -64,11 +60,16 @@ class JsonMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     correlation: str = ""
     reply_to: str = ""
     durable: bool = True
-    expires: int = 0
+    """Whether it was on disk before it was acknowledged."""
+    expires: Moment | None = None
+    """When it is no longer delivered."""
     properties: dict[str, Property] = {}
     native: list[str] = []
+    """The names of the fields that only its own protocol has."""
     held_by: str = ""
+    """The connection that got it and has not settled it."""
     hidden: bool = False
+    """Whether its content is left out: seeing it needs the right to consume."""
 
 
 def show_message(
@@ -84,7 +85,7 @@ def show_message(
     if hidden:
         return JsonMessage(
             id=envelope.id,
-            time=envelope.time,
+            time=at_us(envelope.time),
             destination=envelope.destination,
             kind=envelope.kind,
             content_type="",
@@ -93,14 +94,14 @@ def show_message(
             connection=envelope.connection,
             principal=envelope.principal,
             durable=envelope.durable,
-            expires=envelope.expires,
+            expires=at_us(envelope.expires) if envelope.expires else None,
             held_by=held_by,
             hidden=True,
         )
     body = to_shown_body(envelope) if most_bytes is None or size <= most_bytes else None
     return JsonMessage(
         id=envelope.id,
-        time=envelope.time,
+        time=at_us(envelope.time),
         destination=envelope.destination,
         kind=envelope.kind,
         content_type=envelope.content_type,
@@ -116,11 +117,24 @@ def show_message(
         correlation=envelope.correlation,
         reply_to=envelope.reply_to,
         durable=envelope.durable,
-        expires=envelope.expires,
+        expires=at_us(envelope.expires) if envelope.expires else None,
         properties=envelope.properties,
         native=sorted(envelope.native),
         held_by=held_by,
     )
+
+
+def shown_to(
+    ask: OperationRequest, envelope: Envelope, most_bytes: int | None = PREVIEW_BYTES
+) -> JsonMessage:
+    """The message as the principal may see it: who may not read it sees that it is there, and only
+    observers see whose it is."""
+    shown = show_message(
+        envelope, most_bytes=most_bytes, hidden=not ask.may_read(envelope.destination)
+    )
+    if shown.hidden and not ask.is_observer and shown.principal != ask.principal:
+        shown = msgspec.structs.replace(shown, principal="", connection="")
+    return shown
 
 
 def _beginning(envelope: Envelope, most_bytes: int) -> str:
@@ -275,88 +289,18 @@ def _parse_properties(raw: msgspec.Raw | msgspec.UnsetType) -> dict[str, Propert
         raise InvalidEnvelope(f"properties: {error}") from None
 
 
-# ----------------------------------------------------------------------------------------- tracing
-
-
-class Trace(msgspec.Struct, frozen=True):
-    """What happened to a message, in order, and the message itself while it is stored."""
-
-    id: int
-    steps: list[LedgerRow]
-    message: JsonMessage | None
-
-
-async def trace(ask: OperationRequest) -> Trace:
-    """The steps of a message and, while it is stored, the message.
-
-    Raises UnknownMessage if neither the ledger nor the store has it.
-    """
-    identifier: int = ask.path["id"]
-    if not 0 < identifier <= ask.hub.store.newest_id:
-        raise UnknownMessage(f"there is no message {identifier} yet")
-    steps = ask.hub.trace(identifier)
-    # Memory holds the ledger's newest blocks only. Without "accepted" older steps are on disk.
-    if not steps or steps[0].step != "accepted":
-        steps = [*await _older(ask.hub, identifier, upto=steps[0].seq if steps else 0), *steps]
-    # Without a trace of what the principal may not know of, as if there was nothing.
-    steps = [row for row in steps if _is_visible(ask, row)]
-    envelope = None
-    for destination in dict.fromkeys(row.destination for row in steps):
-        envelope = envelope or _stored(ask.hub, destination, identifier)
-    if not steps and envelope is None:
-        raise UnknownMessage(f"message {identifier} is not in the ledger")
-    shown = None
-    if envelope is not None:
-        shown = show_message(envelope, hidden=not ask.may_read(envelope.destination))
-    return Trace(identifier, steps, shown)
-
-
-def _is_visible(ask: OperationRequest, row: LedgerRow) -> bool:
-    """Observers see every step, others those at destinations that they have a right to, without
-    the named subscriptions of other users."""
-    if ask.is_observer:
-        return True
-    is_own = not row.subscription or row.subscription.startswith(
-        f"{subscription_label(ask.principal, '')}."
-    )
-    return is_own and ask.may_see(row.destination)
-
-
-async def _older(hub: Hub, identifier: int, *, upto: int) -> list[LedgerRow]:
-    """Steps before row `upto` that only the store has.
-
-    A scan of the ledger can be long: the event loop does other work after each page.
-    """
-    store = hub.store
-    recent = next((run.first_row for run in hub.ledger.runs() if run.first_row), 0)
-    end = upto or recent or store.next_row
-    found: list[LedgerRow] = []
-    after = 0
-    while blocks := store.blocks(after, _BLOCKS):
-        for first, rows, block in blocks:
-            if first >= end:
-                return found
-            try:
-                runs = parse_block(first, block)
-            except RecordDamaged as error:
-                hub.damage.report(error)
-                runs = []
-            for run in runs:
-                if identifier in run.ids:
-                    found += [row for row in run.rows() if row.id == identifier and row.seq < end]
-            after = first + rows - 1
-        await asyncio.sleep(0)
-    return found
-
-
-def _stored(hub: Hub, destination: str, identifier: int) -> Envelope | None:
-    """The message if it is stored; calls are stored under the service's name without the method."""
-    candidates = [destination]
-    if destination.startswith("service/"):
-        candidates.append("/".join(destination.split("/")[:2]))
-    for candidate in candidates:
-        if candidate in hub.store.destinations():
-            (envelope,) = hub.fetch(candidate, [identifier])
-            if envelope is not None:
-                return envelope
-    return None
+MESSAGE_OPERATIONS: Final = (
+    Operation(
+        name="produce",
+        tag="messages",
+        method="POST",
+        path="/v1/messages",
+        summary="Send to queues and publish to topics; answered when durable messages are on disk",
+        handler=produce,
+        body=Productions,
+        answer=Produced,
+        needs="principal",
+        body_bytes=None,
+        checks_numbers=True,
+    ),
+)

@@ -10,12 +10,14 @@ import msgspec
 from crosswire.envelope import LARGEST_INTEGER
 from crosswire.errors import InvalidEnvelope
 
-__all__ = ["Id", "Many", "check_numbers"]
+__all__ = ["Few", "Id", "Many", "check_numbers"]
 
 Id: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_INTEGER)]
 """Of a message; 0 is before all of them."""
-Many: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+Many: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=1_000)]
 """How many rows of a list a response may have."""
+Few: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1_000)]
+"""How many messages a response may have."""
 
 
 def check_numbers(value: object) -> None:

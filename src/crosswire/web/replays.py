@@ -13,44 +13,61 @@ from crosswire.gateways.edits import refit
 from crosswire.hub.hub import Hub
 from crosswire.hub.subscriptions import predicate
 from crosswire.web.dead_selection import LISTED_IDS, DeadLetterSelection, dead_queue, selected_ids
+from crosswire.web.times import Moment, at_s
 
 __all__ = ["Replay", "ReplayRequest", "ReplayRow", "ReplayRows", "Replays"]
 
 _BATCH: Final = 32
 _KEPT: Final = 100
 _RUNNING: Final = 16
+_RUNNING_EACH: Final = 4
+"""Of one user, once there are users."""
 _STEP_S: Final = 0.1
 _WAIT_S: Final = 5.0
 
 
 class ReplayRequest(DeadLetterSelection, frozen=True, kw_only=True):
-    """`rate` is in letters per second, 0 for no limit; `destination` replaces the one that each
-    letter came from."""
+    """The dead letters to send again, where to, and how fast."""
 
     rate: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] = 0.0
+    """Letters per second; 0 for no limit."""
     destination: str = ""
+    """Replaces the one that each letter came from."""
 
 
 class ReplayRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A replay; `skipped` letters were removed meanwhile or could not be sent; `error` is the
-    reason for the last of them."""
+    """A replay of dead letters, or a move of messages from one queue to another destination."""
 
     id: int
     queue: str
+    source: str
+    """The queue that the messages are taken from."""
+    destination: str
+    """Where they go; empty if each goes back to where it came from."""
+    principal: str
+    started: Moment
+    ended: Moment | None
     state: Literal["running", "done", "cancelled", "failed"]
     matched: int
+    """How many were selected so far."""
     replayed: int
+    """How many were sent."""
     skipped: int
+    """How many were removed meanwhile, or could not be sent."""
     rate: float
     dry_run: bool
     ids: list[int]
+    """The first that were selected."""
     error: str
+    """The reason for the last one that was skipped, or for the end."""
 
 
 class ReplayRows(msgspec.Struct, frozen=True):
-    """Running replays and the last ones that ended."""
+    """Running replays and the last ones that ended, the newest first."""
 
     replays: list[ReplayRow]
+    next: str
+    """The cursor of the next page; empty after the last."""
 
 
 class Replay:
@@ -62,8 +79,15 @@ class Replay:
         asked: ReplayRequest,
         principal: str,
         is_allowed: Callable[[], bool],
+        *,
+        source: str,
+        wall: Callable[[], float],
     ) -> None:
         self.principal = principal
+        self._source = source
+        self._wall = wall
+        self._started = wall()
+        self._ended: float | None = None
         self._is_allowed = is_allowed
         self.id = identifier
         self.asked = asked
@@ -78,6 +102,11 @@ class Replay:
         return ReplayRow(
             id=self.id,
             queue=self.asked.queue,
+            source=self._source,
+            destination=self.asked.destination,
+            principal=self.principal,
+            started=at_s(self._started),
+            ended=None if self._ended is None else at_s(self._ended),
             state=self.state,
             matched=self.matched,
             replayed=self.replayed,
@@ -105,6 +134,8 @@ class Replay:
             raise
         except HubError as error:
             self.state, self.error = "failed", str(error)
+        finally:
+            self._ended = self._wall()
 
     async def _send(self, hub: Hub, queue: str, ids: list[int], now: Callable[[], float]) -> None:
         """Send in batches: of a tenth of a second's rate, so that the rate is even, and of at most
@@ -152,20 +183,31 @@ class Replays:
         principal: str,
         *,
         is_allowed: Callable[[], bool],
+        source: str = "",
     ) -> ReplayRow:
         """Start a replay for a user; returns when it has ended, after a few seconds at the latest.
-        It ends as failed when `is_allowed` is no longer so.
+        It ends as failed when `is_allowed` is no longer so. `source` is the queue to take messages
+        from, by default that of the dead letters.
 
         Raises InvalidEnvelope and InvalidFilter for a selection that is not valid, and
         UnknownMessage for a queue without dead letters.
         """
         asked.check()
-        queue = dead_queue(hub, asked.queue)
+        queue = source or dead_queue(hub, asked.queue)
         predicate(asked.filter)
-        if sum(each.state == "running" for each in self._replays.values()) >= _RUNNING:
-            raise InvalidEnvelope(f"{_RUNNING} replays are running already")
+        running = [each for each in self._replays.values() if each.state == "running"]
+        own = sum(each.principal == principal for each in running)
+        if len(running) >= _RUNNING or (principal and own >= _RUNNING_EACH):
+            raise InvalidEnvelope(f"{min(len(running), _RUNNING)} replays are running already")
         self._number += 1
-        replay = self._replays[self._number] = Replay(self._number, asked, principal, is_allowed)
+        replay = self._replays[self._number] = Replay(
+            self._number,
+            asked,
+            principal,
+            is_allowed,
+            source=queue,
+            wall=lambda: hub.wall.at(now()),
+        )
         self._forget()
         replay.task = asyncio.create_task(replay.run(hub, queue, now))
         await asyncio.wait([replay.task], timeout=_WAIT_S)

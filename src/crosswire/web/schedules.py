@@ -1,9 +1,10 @@
-"""Schedules over HTTP: list, add, remove and preview them."""
+"""Schedules over HTTP: list, add, pause, fire, remove and preview them."""
 
 from __future__ import annotations
 
 import zlib
-from typing import Annotated, Literal
+from datetime import datetime
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -11,50 +12,82 @@ from crosswire.envelope import LARGEST_INTEGER, Envelope, Property, check_proper
 from crosswire.errors import InvalidSchedule, UnknownMessage
 from crosswire.gateways.payloads import JsonPayload, from_body
 from crosswire.hub.schedules import Schedule, check_interval
-from crosswire.web.contract import OperationRequest
+from crosswire.web.contract import Operation, OperationRequest
 from crosswire.web.messages import JsonMessage, show_message
+from crosswire.web.paging import NameQuery, SortKey, page_of
 from crosswire.web.state import Removed
+from crosswire.web.times import Moment, at_s
 
-__all__ = [
-    "add_schedule",
-    "list_schedules",
-    "preview_schedule",
-    "remove_schedule",
-    "show_schedule",
-]
+__all__ = ["SCHEDULE_OPERATIONS"]
 
 Some = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_INTEGER)]
 
 
 class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule; `next_due` and `preview` are in seconds since 1970."""
+    """A schedule and its next fire times."""
 
     id: str
     destination: str
     interval_s: float
+    """The time between two fires; 0 with a cron expression."""
     cron: str
+    """A cron expression, in UTC; empty with an interval."""
     run_count: int
+    """It ends after this many fires; 0 for never."""
     fired: int
+    """How often it has fired."""
     missed: str
+    """Due times while the hub was down: `skip`, `once` for one message, or `all`."""
     nohaste: bool
-    next_due: float
+    """Whether the first fire is after one interval, not at once."""
+    paused: bool
+    """Whether it does not fire. Due times that pass meanwhile are left out."""
+    next_due: Moment | None
+    """When it fires next; null while it is paused."""
     message: JsonMessage
-    preview: list[float]
+    preview: list[Moment]
+    """The next fire times."""
 
 
 class ScheduleRows(msgspec.Struct, frozen=True):
-    """All schedules."""
+    """A page of schedules."""
 
     schedules: list[ScheduleRow]
+    next: str
+    """The cursor of the next page; empty after the last."""
 
 
-class NewSchedule(msgspec.Struct, frozen=True, kw_only=True):
+class SchedulesQuery(NameQuery, frozen=True, kw_only=True):
+    """A page of schedules."""
+
+    destination: str = ""
+    """Only schedules that send there."""
+
+
+class ScheduleChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to change of a schedule."""
+
+    paused: bool
+    """Whether it does not fire."""
+
+
+class Fired(msgspec.Struct, frozen=True, kw_only=True):
+    """The message that was sent."""
+
+    id: int
+    """Of the message."""
+    destination: str
+
+
+class NewSchedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A schedule, which replaces one with the same `id`. Give exactly one of `interval_s` and
     `cron`, and exactly one of `json`, `text` and `base64`."""
 
     destination: str
+    """A queue or a topic."""
     id: str = ""
+    """By default the hub chooses one."""
     interval_s: float = 0.0
     cron: str = ""
     json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -70,9 +103,10 @@ class PreviewQuery(msgspec.Struct, frozen=True, kw_only=True):
     """How many fire times to compute."""
 
     count: Some = 10
+    """How many fire times the response has at most."""
 
 
-class PreviewRequest(msgspec.Struct, frozen=True, kw_only=True):
+class PreviewRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An interval or a cron expression, as if it were added now."""
 
     interval_s: float = 0.0
@@ -82,21 +116,32 @@ class PreviewRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Preview(msgspec.Struct, frozen=True):
-    """Fire times in seconds since 1970."""
+    """Fire times."""
 
-    times: list[float]
+    times: list[Moment]
 
 
 async def list_schedules(ask: OperationRequest) -> ScheduleRows:
-    """Schedules, each with its next fire time: all of them for observers, those that send to where
-    they may for others."""
-    rows = []
+    """A page of schedules, each with its next fire time: of all for observers, their own for
+    others."""
+    query: SchedulesQuery = ask.query
+
+    def key(schedule: Schedule) -> SortKey | None:
+        if (
+            query.contains not in schedule.id
+            or query.destination not in ("", schedule.envelope.destination)
+            or not _is_visible(ask, schedule)
+        ):
+            return None
+        return 0.0, schedule.id
+
     async with ask.work.turn() as turn:
-        for each in list(ask.hub.schedules.all()):
-            if _is_visible(ask, each):
-                rows.append(_row(ask, each, 1))
+        page, following = await page_of(ask.hub.schedules.all(), key, query, turn)
+        rows = []
+        for each in page:
+            rows.append(_row(ask, each, 1))
             await turn.pause()
-    return ScheduleRows(rows)
+    return ScheduleRows(rows, following)
 
 
 def show_schedule(ask: OperationRequest) -> ScheduleRow:
@@ -109,8 +154,8 @@ def show_schedule(ask: OperationRequest) -> ScheduleRow:
 
 
 def _is_visible(ask: OperationRequest, schedule: Schedule) -> bool:
-    may = ask.server.context.access.may
-    return ask.is_observer or may(ask.principal, "produce", schedule.envelope.destination)
+    may_manage = ask.server.context.access.may_manage
+    return ask.is_observer or may_manage(ask.principal, schedule.envelope.principal)
 
 
 def _row(ask: OperationRequest, schedule: Schedule, preview: int) -> ScheduleRow:
@@ -123,10 +168,15 @@ def _row(ask: OperationRequest, schedule: Schedule, preview: int) -> ScheduleRow
         fired=schedule.fired,
         missed=schedule.missed,
         nohaste=schedule.nohaste,
-        next_due=schedule.next_due,
+        paused=schedule.paused,
+        next_due=None if schedule.paused else at_s(schedule.next_due),
         message=show_message(schedule.envelope, hidden=not _may_read(ask, schedule.envelope)),
-        preview=schedule.preview(preview, ask.hub.wall.at(ask.now())),
+        preview=[] if schedule.paused else _times(ask, schedule, preview),
     )
+
+
+def _times(ask: OperationRequest, schedule: Schedule, count: int) -> list[datetime]:
+    return [at_s(each) for each in schedule.preview(count, ask.hub.wall.at(ask.now()))]
 
 
 def _may_read(ask: OperationRequest, envelope: Envelope) -> bool:
@@ -173,6 +223,25 @@ async def remove_schedule(ask: OperationRequest) -> Removed:
     return Removed(name)
 
 
+async def change_schedule(ask: OperationRequest) -> ScheduleRow:
+    """Pause or resume a schedule; answered after the commit. Raises UnknownMessage."""
+    asked: ScheduleChange = ask.body
+    schedule = ask.hub.schedules.pause(ask.path["id"], asked.paused, ask.now())
+    await ask.hub.committed()
+    return _row(ask, schedule, 10)
+
+
+async def fire_schedule(ask: OperationRequest) -> Fired:
+    """Send its message now; answered after the commit. Its due times, and how often it has fired,
+    stay as they are. Raises UnknownMessage."""
+    name: str = ask.path["id"]
+    sent = ask.hub.schedules.fire(name, ask.now())
+    schedule = ask.hub.schedules.get(name)
+    destination = "" if schedule is None else schedule.envelope.destination
+    await ask.hub.committed()
+    return Fired(id=sent, destination=destination)
+
+
 def preview_schedule(ask: OperationRequest) -> Preview:
     """The fire times of an interval or a cron expression. Raises InvalidSchedule."""
     asked: PreviewRequest = ask.body
@@ -187,4 +256,80 @@ def preview_schedule(ask: OperationRequest) -> Preview:
         cron=asked.cron,
         nohaste=asked.nohaste,
     )
-    return Preview(schedule.preview(asked.count, ask.hub.wall.at(ask.now())))
+    return Preview(_times(ask, schedule, asked.count))
+
+
+SCHEDULE_OPERATIONS: Final = (
+    Operation(
+        name="list_schedules",
+        tag="schedules",
+        method="GET",
+        path="/v1/schedules",
+        summary="Schedules and their next fire times",
+        handler=list_schedules,
+        query=SchedulesQuery,
+        answer=ScheduleRows,
+        needs="principal",
+    ),
+    Operation(
+        name="show_schedule",
+        tag="schedules",
+        method="GET",
+        path="/v1/schedules/{id:path}",
+        summary="A schedule and its next fire times",
+        handler=show_schedule,
+        query=PreviewQuery,
+        answer=ScheduleRow,
+        needs="principal",
+    ),
+    Operation(
+        name="add_schedule",
+        tag="schedules",
+        method="POST",
+        path="/v1/schedules",
+        summary="Add or replace a schedule",
+        handler=add_schedule,
+        body=NewSchedule,
+        answer=ScheduleRow,
+        body_bytes=None,
+    ),
+    Operation(
+        name="preview_schedule",
+        tag="schedules",
+        method="POST",
+        path="/v1/schedules/preview",
+        summary="Fire times of an interval or a cron expression",
+        handler=preview_schedule,
+        body=PreviewRequest,
+        answer=Preview,
+        needs="principal",
+    ),
+    Operation(
+        name="change_schedule",
+        tag="schedules",
+        method="PATCH",
+        path="/v1/schedules/{id:path}",
+        summary="Pause a schedule, or resume it",
+        handler=change_schedule,
+        body=ScheduleChange,
+        answer=ScheduleRow,
+    ),
+    Operation(
+        name="fire_schedule",
+        tag="schedules",
+        method="POST",
+        path="/v1/schedules/{id:path}/fire",
+        summary="Send the message of a schedule now, beside its due times",
+        handler=fire_schedule,
+        answer=Fired,
+    ),
+    Operation(
+        name="remove_schedule",
+        tag="schedules",
+        method="DELETE",
+        path="/v1/schedules/{id:path}",
+        summary="Remove a schedule",
+        handler=remove_schedule,
+        answer=Removed,
+    ),
+)

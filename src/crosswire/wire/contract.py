@@ -190,6 +190,10 @@ class ReceiveBuffer:
             rest: bytes | memoryview = memoryview(buffer)[position:]
             self._chunks.append(bytes(rest) if self.size < _SMALL_BYTES else rest)
 
+    def is_enough(self, count: int) -> bool:
+        """Whether the frame may be complete with `count` bytes more."""
+        return self.size + count >= self._need
+
     def clear(self) -> None:
         """Drop all bytes."""
         self._chunks.clear()
@@ -247,6 +251,12 @@ class Decoder(ABC):
         """Bytes of an incomplete frame, or that are still being searched for a frame's start."""
         searched = 0 if self._search_from is None else self.offset - self._search_from
         return self._buffer.size + searched + self._held
+
+    def completed_bytes(self, count: int, before_bytes: int = 0) -> int:
+        """The size of the frame that is incomplete now and complete with the next `count` bytes; 0
+        if there is none. `before_bytes` are those of earlier frames that belong to it."""
+        begun = self.pending + before_bytes
+        return begun + count if begun and self._buffer.is_enough(count) else 0
 
     def feed(self, data: bytes) -> list[Placed]:
         """The frames and errors that these bytes complete, in order. Never raises FrameError."""
@@ -499,6 +509,11 @@ class Connection(ABC):
         self.unread = False
         """Set by an owner that currently does not read from the socket: no timeout may count then,
         since the peer's sign of life may be among the unread bytes."""
+        self.paced = False
+        """Set by an owner that calls `catch_up` while `has_backlog`: then a frame that causes much
+        work is processed in parts, and others can be served in between."""
+        self.has_backlog = False
+        """Whether something that was received is not processed yet."""
         self._decoder = decoder
         self._own_limits: Limits | None = None
         self._events: list[Event] = []
@@ -514,6 +529,10 @@ class Connection(ABC):
         """The size of what was received and is kept: an incomplete frame, and, where the connection
         counts them, requests without an answer."""
         return self._decoder.pending
+
+    def completed_bytes(self, count: int) -> int:
+        """How much of what is kept would be processed at once with the next `count` bytes."""
+        return self._decoder.completed_bytes(count)
 
     def limit_frames(self, frame_bytes: int | None) -> None:
         """Accept frames up to this size only, until this is called with None: then those that the
@@ -542,6 +561,14 @@ class Connection(ABC):
             self._receive(self._decoder.feed(data), now)
         except RemoteProtocolError as error:
             self.fail(error)
+
+    def catch_up(self, now: float) -> None:
+        """Process the next part of what was received, while `has_backlog`."""
+        if not self.closed:
+            try:
+                self._receive([], now)
+            except RemoteProtocolError as error:
+                self.fail(error)
 
     def receive_eof(self) -> None:
         """The peer will send no more."""
@@ -600,4 +627,5 @@ class Connection(ABC):
 
     def _end(self, event: ConnectionClosed | ConnectionFailed) -> None:
         self.closed = True
+        self.has_backlog = False
         self._events.append(event)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from benchmarks.traffic import Traffic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from crosswire.pipeline.decode.columnar import ColumnarDecoder
 from crosswire.pipeline.decode.decoded_connection import WIRE_COLUMNS, DecodedConnection
 from crosswire.pipeline.decode.protocols import columnar_protocol
 from crosswire.pipeline.decode.row_schema import ARROW
+from crosswire.testing.traffic import SampleTraffic
 from crosswire.wire import PROTOCOL_NAMES, protocol
 from tests.pipeline.decode.oracle.connection_rows import ConnectionRows
 
@@ -113,7 +113,9 @@ def cut(wire: Wire, indexes: list[int]) -> list[Wire]:
 
 def talk(name: str, number: int, seed: int, messages: int = 6) -> Captured:
     """Plausible traffic, nothing wrong with it."""
-    sent = Traffic(seed, messages=messages, payload_bytes=40).conversation(number, name).chunks
+    sent = (
+        SampleTraffic(seed, messages=messages, payload_bytes=40).conversation(number, name).chunks
+    )
     pieces = [(forward, "data", len(data), data) for _, forward, data in sent]
     return Captured(f"{name}-{number}", name, [(True, "open", 0, None), *pieces])
 

@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from benchmarks.traffic import Traffic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -16,6 +15,7 @@ from hypothesis.strategies import SearchStrategy
 from crosswire.bond import hub_module, marshal
 from crosswire.pipeline.decode import relink as relink_columns
 from crosswire.pipeline.decode.meanings.contract import MOST_ASKED, Described
+from crosswire.testing.traffic import SampleTraffic
 from crosswire.wire import PROTOCOL_NAMES, protocol
 from crosswire.wire.contract import Frame
 from crosswire.wire.emp import frames as emp
@@ -100,7 +100,7 @@ def test_frames_and_rows_can_alternate(name: str, data: st.DataObject) -> None:
 @every_protocol
 @pytest.mark.parametrize("seed", range(3))
 def test_conversations(name: str, seed: int) -> None:
-    traffic = Traffic(seed, messages=30, payload_bytes=300)
+    traffic = SampleTraffic(seed, messages=30, payload_bytes=300)
     pieces = [(forward, data) for _, forward, data in traffic.conversation(seed, name).chunks]
     description = check(Talk.of(name, pieces))
     assert any(isinstance(what, Described) and what.payload for *_, what in description)

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from benchmarks.traffic import Traffic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosswire.lake.schemas import WIRE
 from crosswire.pipeline.decode.columnar import ColumnarDecoder
 from crosswire.pipeline.decode.decoded_connection import WIRE_COLUMNS
+from crosswire.testing.traffic import SampleTraffic
 from crosswire.wire import PROTOCOL_NAMES, protocol
 from crosswire.wire.contract import Row
 
@@ -118,7 +118,7 @@ def test_the_same_rows_as_the_plain_decoder(
 def test_bytes_add_up_whatever_is_missing(
     name: str, seed: int, gaps: list[tuple[int, int]], late: bool
 ) -> None:
-    talk = Traffic(seed, messages=8, payload_bytes=40).conversation(0, name)
+    talk = SampleTraffic(seed, messages=8, payload_bytes=40).conversation(0, name)
     missing = dict(gaps)
     wire_rows: WireRows = []
     offsets = {True: 0, False: 0}
@@ -137,7 +137,7 @@ def test_bytes_add_up_whatever_is_missing(
 
 @pytest.mark.parametrize("name", PROTOCOL_NAMES)
 def test_payloads_are_at_the_offset_of_the_row(name: str) -> None:
-    talk = Traffic(messages=30, payload_bytes=60).conversation(0, name)
+    talk = SampleTraffic(messages=30, payload_bytes=60).conversation(0, name)
     wire_rows: WireRows = []
     sent = {True: b"", False: b""}
     for _, forward, data in talk.chunks:

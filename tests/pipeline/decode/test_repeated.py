@@ -9,7 +9,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from benchmarks.repeated import (
+
+from crosswire.lake.verification import verify
+from crosswire.pipeline.decode.columnar import ColumnarDecoder
+from crosswire.pipeline.decode.row_schema import DIRECTIONS, FRAMES, VIOLATIONS
+from crosswire.pipeline.sources.tap import read_tap, tap_files
+from crosswire.testing.traffic import SampleTraffic
+from tests.pipeline.repeated import (
     Counted,
     Numbers,
     Repeated,
@@ -17,15 +23,9 @@ from benchmarks.repeated import (
     long_connections,
     many_connections,
 )
-from benchmarks.traffic import Traffic
 
-from crosswire.lake.verification import verify
-from crosswire.pipeline.decode.columnar import ColumnarDecoder
-from crosswire.pipeline.decode.row_schema import DIRECTIONS, FRAMES, VIOLATIONS
-from crosswire.pipeline.sources.tap import read_tap, tap_files
-
-LONG = long_connections(Traffic(seed=3, connections=10, messages=12, payload_bytes=64))
-MANY = many_connections(Traffic(seed=3, connections=50, messages=1, payload_bytes=64))
+LONG = long_connections(SampleTraffic(seed=3, connections=10, messages=12, payload_bytes=64))
+MANY = many_connections(SampleTraffic(seed=3, connections=50, messages=1, payload_bytes=64))
 
 
 @pytest.mark.parametrize("made", [LONG, MANY], ids=["long", "many"])

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Iterable
+import zlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
 
 import dpkt
 import pyarrow as pa
 import pytest
-from benchmarks.traffic import Traffic, packets, write_pcap
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from crosswire.capture.packet_counts import PacketCounts
 from crosswire.capture.reader import read_segments
 from crosswire.errors import InvalidInput
 from crosswire.pipeline.sources.capture_reader import (
@@ -23,6 +24,7 @@ from crosswire.pipeline.sources.capture_reader import (
     segment_of,
     splits,
 )
+from crosswire.testing.traffic import SampleTraffic, packets, write_pcap
 from tests.pipeline.captures import (
     COOKED,
     COOKED_2,
@@ -36,6 +38,7 @@ from tests.pipeline.captures import (
     enhanced,
     fragments_v4,
     fragments_v6,
+    gre,
     interface,
     ipv4,
     ipv6,
@@ -43,6 +46,8 @@ from tests.pipeline.captures import (
     section,
     simple,
     tcp,
+    udp,
+    vxlan,
 )
 
 TIME = 1_700_000_000_123_456_000
@@ -58,29 +63,46 @@ def rows_of(batches: Iterable[Segments]) -> list[Row]:
     ]
 
 
-def rows_in(file: Path, split_bytes: int = 1 << 30) -> list[Row]:
-    return [row for split in splits(str(file), split_bytes) for row in rows_of(read(split))]
-
-
-def rows_without_kernels(file: Path) -> list[Row]:
+def rows_in(
+    file: Path, split_bytes: int = 1 << 30, counts: PacketCounts | None = None, **options: bool
+) -> list[Row]:
     return [
-        (segment.time_ns, segment.number, segment.payload)
-        for _, segment in read_segments(str(file))
+        row
+        for split in splits(str(file), split_bytes, **options)
+        for row in rows_of(read(split, counts))
     ]
 
 
-def rows(tmp_path: Path, data: bytes) -> list[Row]:
-    """Both readers give the same, errors included."""
+def rows_without_kernels(
+    file: Path, counts: PacketCounts | None = None, **options: bool
+) -> list[Row]:
+    return [
+        (segment.time_ns, segment.number, segment.payload)
+        for _, segment in read_segments(str(file), counts, **options)
+    ]
+
+
+def rows(tmp_path: Path, data: bytes, **options: bool) -> list[Row]:
+    """Both readers give the same, errors and counts included."""
+    return counted(tmp_path, data, **options)[0]
+
+
+def counted(
+    tmp_path: Path, data: bytes, **options: bool
+) -> tuple[list[Row], dict[str, tuple[int, int]]]:
+    """The rows, and packets and bytes by name."""
     file = tmp_path / "capture"
     file.write_bytes(data)
+    counts, plain_counts = PacketCounts(), PacketCounts()
     try:
-        found = rows_in(file)
+        found = rows_in(file, counts=counts, **options)
     except InvalidInput as error:
         with pytest.raises(InvalidInput, match=re.escape(str(error))):
-            rows_without_kernels(file)
+            rows_without_kernels(file, **options)
         raise
-    assert rows_without_kernels(file) == found
-    return found
+    assert rows_without_kernels(file, plain_counts, **options) == found
+    assert counts == plain_counts
+    return found, {name: (packets, size) for name, packets, size in counts.rows()}
 
 
 HELLO = [(TIME, 1, b"hello")]
@@ -155,17 +177,107 @@ def test_ipv6_extension_headers_are_passed_over(tmp_path: Path) -> None:
     assert rows(tmp_path, classic([(TIME, packet)], RAW)) == HELLO
 
 
-def test_what_is_not_tcp_is_passed_over(tmp_path: Path) -> None:
-    others = [
-        ipv4(b"x" * 30, kind=17),
-        ipv4(tcp(b"", flags=16)),
-        b"\x00" * 40,
-        b"\x45\x00",
-        ipv4(tcp(b"hello"))[:30],
-        b"",
+def test_what_is_not_tcp_is_counted(tmp_path: Path) -> None:
+    hello = ipv4(tcp(b"hello"))
+    others = {
+        "not TCP": [ipv4(udp(b"name?", 53), kind=17), ipv4(b"\x08\0", kind=1)],
+        "acknowledgements": [ipv4(tcp(b"", flags=16))],
+        "malformed": [b"\x00" * 40, ipv4(tcp(b"")[:16])],
+        "cut headers": [b"\x45\x00", hello[:30], b""],
+        "encapsulated": [
+            ipv4(udp(hello, 6081), kind=17),
+            ipv4(hello, kind=50),
+            ipv4(gre(hello, 0x880B), kind=47),
+        ],
+        "incomplete fragments": fragments_v4(tcp(b"x" * 100), 64)[:1],
+    }
+    packets = [hello, *(each for group in others.values() for each in group)]
+    found, counts = counted(tmp_path, classic([(TIME, packet) for packet in packets], RAW))
+    assert found == HELLO
+    assert counts == {
+        "segments": (1, len(hello)),
+        **{name: (len(group), sum(map(len, group))) for name, group in others.items()},
+    }
+
+
+def test_other_link_layers_are_counted(tmp_path: Path) -> None:
+    hello, arp = linked(ipv4(tcp(b"hello")), ETHERNET), bytes(12) + b"\x08\x06" + bytes(28)
+    mpls = bytes(12) + b"\x88\x47" + bytes(30)
+    data = section() + interface(ETHERNET) + interface(147)
+    data += enhanced(TIME // 1000, hello) + enhanced(0, b"?", number=1)
+    data += enhanced(TIME // 1000, arp) + enhanced(TIME // 1000, mpls)
+    found, counts = counted(tmp_path, data)
+    assert found == HELLO
+    assert counts == {
+        "segments": (1, len(hello)),
+        "unreadable link type": (1, 1),
+        "not IP": (1, len(arp)),
+        "encapsulated": (1, len(mpls)),
+        # The packet of the interface that can't be read has a time all the same.
+        "clock steps": (1, 0),
+    }
+
+
+TUNNELS = {
+    "vxlan": lambda packet: ipv4(vxlan(linked(packet, ETHERNET)), kind=17),
+    "vxlan of Linux, over IPv6": lambda packet: ipv6(
+        vxlan(linked(packet, ETHERNET, (3,)), port=8472), kind=17
+    ),
+    "gre": lambda packet: ipv4(gre(packet, 0x0800), kind=47),
+    "gre with options": lambda packet: ipv4(gre(packet, 0x0800, flags=0xB000), kind=47),
+    "gre with Ethernet": lambda packet: ipv6(gre(linked(packet, ETHERNET), 0x6558), kind=47),
+    "erspan": lambda packet: ipv4(
+        gre(bytes(8) + linked(packet, ETHERNET), 0x88BE, flags=0x1000), kind=47
+    ),
+    "ip in ip": lambda packet: ipv6(packet, kind=4),
+    "gre in vxlan": lambda packet: ipv4(
+        vxlan(linked(ipv4(gre(packet, 0x0800), kind=47), ETHERNET)), kind=17
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TUNNELS)
+def test_tunnels_are_read(tmp_path: Path, name: str) -> None:
+    packet = linked(TUNNELS[name](ipv4(tcp(b"hello"))), ETHERNET) + b"trailer"
+    found, counts = counted(tmp_path, classic([(TIME, packet)]))
+    assert found == HELLO
+    assert counts == {"segments": (1, len(packet))}
+
+
+def test_fragments_of_a_tunnel_and_in_a_tunnel(tmp_path: Path) -> None:
+    payload = bytes(range(256)) * 4
+    inside = [TUNNELS["gre"](each) for each in fragments_v4(tcp(payload), 400)]
+    body = gre(ipv4(tcp(payload)), 0x0800)
+    outside = [
+        ipv4(body[:800], kind=47, fragment=0x2000, identifier=3),
+        ipv4(body[800:], kind=47, fragment=100, identifier=3),
     ]
-    data = classic([(TIME, packet) for packet in [*others, ipv4(tcp(b"hello"))]], RAW)
-    assert rows(tmp_path, data) == HELLO
+    for pieces in (inside, outside):
+        found, counts = counted(tmp_path, classic([(TIME, each) for each in pieces], RAW))
+        assert found == [(TIME, 1, payload)]
+        assert counts == {"segments": (len(pieces), sum(map(len, pieces)))}
+
+
+def test_tunnels_without_end_are_left_out(tmp_path: Path) -> None:
+    packet = ipv4(tcp(b"hello"))
+    for _ in range(5):
+        packet = ipv4(packet, kind=4)
+    found, counts = counted(tmp_path, classic([(TIME, packet)], RAW))
+    assert (found, counts) == ([], {"encapsulated": (1, len(packet))})
+
+
+def test_what_the_snap_length_cut_is_counted(tmp_path: Path) -> None:
+    packet = ipv4(tcp(b"hello and more"))
+    found, counts = counted(tmp_path, classic([(TIME, packet[:45])], RAW))
+    assert found == HELLO
+    assert counts == {"segments": (1, 45), "cut payloads": (1, 9)}
+
+
+def test_a_clock_that_is_set_back_is_counted(tmp_path: Path) -> None:
+    packet = ipv4(tcp(b"hello"))
+    times = [TIME, TIME - 10**9, TIME, TIME - 3 * 10**9, TIME - 2 * 10**9, TIME - 10**10]
+    _, counts = counted(tmp_path, classic([(each, packet) for each in times], RAW))
+    assert counts["clock steps"] == (2, 0)
 
 
 @pytest.mark.parametrize("cut", [fragments_v4, fragments_v6])
@@ -191,9 +303,34 @@ def test_compressed_files(tmp_path: Path, compress: str) -> None:
         assert rows(tmp_path, buffer.getvalue().to_pybytes()) == HELLO
 
 
-def test_an_unfinished_last_record_is_left_out(tmp_path: Path) -> None:
-    data = classic([(TIME, ipv4(tcp(b"hello"))), (TIME, ipv4(tcp(b"again")))], RAW)
-    assert rows(tmp_path, data[:-3]) == HELLO
+TWO = classic([(TIME, ipv4(tcp(b"hello"))), (TIME, ipv4(tcp(b"again")))], RAW)
+
+
+def zipped(data: bytes) -> bytes:
+    """Each byte of it can be read before the end is missed."""
+    compressor = zlib.compressobj(wbits=31)
+    return compressor.compress(data) + compressor.flush(zlib.Z_SYNC_FLUSH)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (TWO[:-3], "ends in the middle of a record, at byte 85"),
+        (zipped(TWO[:-3]), "can't read"),
+        (gzip.compress(TWO[:-3]), "ends in the middle of a record, at byte 85"),
+        (TWO[:85] + b"\xff" * 58, "damaged at byte 85"),
+        (gzip.compress(TWO[:85] + b"\xff" * 58), "damaged at byte 85"),
+    ],
+    ids=["plain", "gzip", "packed when it was cut", "damaged", "damaged and packed"],
+)
+def test_a_truncated_capture_is_refused_or_read_up_to_there(
+    tmp_path: Path, data: bytes, message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        rows(tmp_path, data)
+    found, counts = counted(tmp_path, data, skip_damaged=True)
+    assert found == HELLO
+    assert counts["truncated files"] == (1, 58)
 
 
 @pytest.mark.parametrize(
@@ -206,12 +343,22 @@ def test_an_unfinished_last_record_is_left_out(tmp_path: Path) -> None:
         (section() + interface(RAW) + b"\x06\0\0\0\x0d\0\0\0" + bytes(8), "damaged"),
         (section() + enhanced(1, b"before any interface"), "damaged"),
         (gzip.compress(classic([], RAW), mtime=0)[:-9], "can't read"),
-        (gzip.compress(bytes(1000), mtime=0)[:12] + b"\xff" * 50, "can't read"),
+        (gzip.compress(bytes(1000), mtime=0)[:12] + b"\xff" * 50, "no capture file"),
     ],
 )
 def test_damage_is_reported(tmp_path: Path, data: bytes, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         rows(tmp_path, data)
+
+
+@pytest.mark.parametrize("pack", [bytes, zipped])
+def test_a_header_that_is_cut(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    with pytest.raises(InvalidInput):
+        rows(tmp_path, pack(TWO[:20]))
+    assert counted(tmp_path, pack(TWO[:20]), skip_damaged=True) == (
+        [],
+        {"truncated files": (1, 20)},
+    )
 
 
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:
@@ -221,7 +368,7 @@ def test_a_missing_file_is_reported(tmp_path: Path) -> None:
 
 def test_the_same_segments_as_dpkt(tmp_path: Path) -> None:
     file = tmp_path / "a.pcap"
-    conversations = Traffic(protocols=("emp",), connections=3, messages=10).conversations()
+    conversations = SampleTraffic(protocols=("emp",), connections=3, messages=10).conversations()
     write_pcap(file, [packet for each in conversations for packet in packets(each)])
     expected = []
     with file.open("rb") as stream:
@@ -285,7 +432,7 @@ def test_what_is_spoiled_is_read_or_refused(
     try:
         found = rows_in(file)
     except InvalidInput as error:
-        assert "damaged" in str(error) or "interfaces" in str(error)
+        assert any(each in str(error) for each in ("damaged", "interfaces", "ends in the middle"))
         with pytest.raises(InvalidInput, match=re.escape(str(error))):
             rows_without_kernels(file)
     else:

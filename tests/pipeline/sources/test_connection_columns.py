@@ -14,7 +14,7 @@ from crosswire.capture.reassembly import ReassembledRun
 from crosswire.pipeline.sources.connection_columns import UNKNOWN, BatchConnections, Ports
 
 PORTS = PortMap({9000: "emqp", 0: "relink", 65535: "tls"})
-NUMBERS = (0, 1, 5040, 5041, 9000, 9999, 40_000, 65535)
+NUMBERS = (0, 1, 5040, 5041, 9000, 9999, 40_000, 47_291, 47_298, 65535)
 TIMES = (0, 999, 1000, 10**9 - 1, 10**9, 1_700_000_000_000_001_999, -1, -(10**9) - 1)
 
 

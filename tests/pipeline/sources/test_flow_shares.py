@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.traffic import Traffic, packets, write_pcap
 
 from crosswire.capture.classify import PortMap
 from crosswire.capture.reassembly import Segment
@@ -16,10 +15,11 @@ from crosswire.pipeline.sources.capture_reader import Split, plain_file, read, s
 from crosswire.pipeline.sources.flow_rows import FlowRows
 from crosswire.pipeline.sources.flow_shares import BUCKETS, survey
 from crosswire.pipeline.sources.pcap import wire_of_share
+from crosswire.testing.traffic import SampleTraffic, packets, write_pcap
 from tests.pipeline.captures import RAW, Packets, classic, fragments_v4, ipv4, swapped, tcp
 
 PORTS = PortMap()
-TALKS = Traffic(connections=40, messages=10, payload_bytes=64)
+TALKS = SampleTraffic(connections=40, messages=10, payload_bytes=64)
 
 Rows = list[tuple[Any, ...]]
 
@@ -69,7 +69,7 @@ def files_of(folder: Path, *captures: Packets) -> list[Split]:
     return found
 
 
-def talks(traffic: Traffic = TALKS) -> Packets:
+def talks(traffic: SampleTraffic = TALKS) -> Packets:
     return sorted(
         packet for talk in traffic.conversations() for packet in packets(talk, segment_bytes=50)
     )
@@ -126,7 +126,7 @@ def test_since(tmp_path: Path) -> None:
 
 
 def test_more_flows_than_there_is_room_for_at_first(tmp_path: Path) -> None:
-    many = Traffic(protocols=("emp",), connections=3000, messages=1, payload_bytes=8)
+    many = SampleTraffic(protocols=("emp",), connections=3000, messages=1, payload_bytes=8)
     files = files_of(tmp_path, talks(many))
     rows = made(files, 1)[0]
     assert len({row[2] for row in rows}) == 3000

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from benchmarks.traffic import Traffic, packets, write_pcap
 
 from crosswire.errors import InvalidInput
 from crosswire.pipeline.sources.new_input import (
@@ -19,6 +18,7 @@ from crosswire.pipeline.sources.new_input import (
     NewInputFinder,
     files_of,
 )
+from crosswire.testing.traffic import SampleTraffic, packets, write_pcap
 
 GOOD = 100_000
 
@@ -187,7 +187,7 @@ def test_files_of_other_rows_are_not_read(lake: Lake) -> None:
 
 def capture(file: Path, *, seed: int = 1) -> bytes:
     file.parent.mkdir(exist_ok=True)
-    talk = Traffic(seed=seed, protocols=("emp",), messages=4).conversation(seed, "emp")
+    talk = SampleTraffic(seed=seed, protocols=("emp",), messages=4).conversation(seed, "emp")
     write_pcap(file, packets(talk))
     return file.read_bytes()
 

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosswire.capture.flows import FLOW_BYTES
+from crosswire.capture.packet_counts import CUT_PAYLOAD, NAMES, SEGMENT, PacketCounts
+from crosswire.capture.packets import innermost_packet, segment_in
 from crosswire.capture.reassembly import Segment
 from crosswire.pipeline.sources.capture_reader import segment_of
 from crosswire.pipeline.sources.packet_kernels import PACKET, find_segments
@@ -23,18 +25,22 @@ from tests.pipeline.captures import (
     RAW,
     fragments_v4,
     fragments_v6,
+    gre,
     ipv4,
     ipv6,
     linked,
     tcp,
+    vxlan,
 )
 
 LINKS = (ETHERNET, COOKED, COOKED_2, NULL, LOOP, RAW, -1)
 Found = tuple[bytes, Segment]
 
 
-def plainly(packet: bytes, link: int, time: int) -> Found | str | None:
+def plainly(packet: bytes, link: int, time: int, depth: int = 0) -> Found | str | None:
     """Flow and segment, `fragment`, or nothing of ours."""
+    if depth > 4:
+        return None
     at = {ETHERNET: 12, COOKED: 14, COOKED_2: 0}.get(link)
     if at is None:
         packet = packet[4 if link in (NULL, LOOP) else 0 :]
@@ -63,8 +69,11 @@ def plainly(packet: bytes, link: int, time: int) -> Found | str | None:
         ends = [packet[start : start + 16] for start in (8, 24)]
     else:
         return None
-    if kind != 6 or is_fragment:
-        return "fragment" if kind == 6 else None
+    if is_fragment:
+        return "fragment" if kind in (4, 6, 41, 47) else None
+    if kind != 6:
+        found = carried(kind, packet[at:stop])
+        return found and plainly(*found, time, depth + 1)
     if at + 20 > min(len(packet), stop):
         return None
     body, flags = at + (packet[at + 12] >> 4) * 4, packet[at + 13] & 31
@@ -76,6 +85,44 @@ def plainly(packet: bytes, link: int, time: int) -> Found | str | None:
     fields = (number, acknowledged, flags, stop - body, payload)
     segment = Segment(sender <= receiver, time, *fields)
     return min(sender, receiver) + max(sender, receiver), segment
+
+
+def carried(kind: int, body: bytes) -> tuple[bytes, int] | None:
+    """What a tunnel carries, and its link type."""
+    if kind in (4, 41):
+        return body, RAW
+    if kind == 47 and len(body) >= 4:
+        flags, ether = unpack_from(">HH", body)
+        if flags & 0x4007:
+            return None
+        body = body[4 + 4 * sum(bool(flags & each) for each in (0x8000, 0x2000, 0x1000)) :]
+        if ether == 0x88BE:
+            return body[8 if flags & 0x1000 else 0 :], ETHERNET
+        return {0x0800: (body, RAW), 0x86DD: (body, RAW), 0x6558: (body, ETHERNET)}.get(ether)
+    if kind == 17 and len(body) >= 16 and unpack_from(">H", body, 2)[0] in (4789, 8472):
+        return (body[16:], ETHERNET) if body[8] & 8 else None
+    return None
+
+
+def tunnelled(random: Random, packet: bytes) -> bytes:
+    """In one to five tunnels."""
+    for _ in range(random.choice((1, 1, 1, 2, 5))):
+        shape, flags = random.randrange(5), random.choice((0, 0, 0x8000, 0x3000, 0xB000, 0x4000))
+        frame = linked(packet, ETHERNET, random.choice(((), (7,))))
+        inner = 0x0800 if packet[0] >> 4 == 4 else 0x86DD
+        if shape == 0:
+            body, kind = vxlan(frame, port=random.choice((4789, 8472, 6081))), 17
+        elif shape == 1:
+            body, kind = gre(packet, inner, flags=flags), 47
+        elif shape == 2:
+            body, kind = gre(frame, 0x6558, flags=flags), 47
+        elif shape == 3:
+            header = bytes(8) if flags & 0x1000 else b""
+            body, kind = gre(header + frame, 0x88BE, flags=flags), 47
+        else:
+            body, kind = packet, 4 if packet[0] >> 4 == 4 else 41
+        packet = ipv4(body, kind=kind) if random.random() < 0.6 else ipv6(body, kind=kind)
+    return packet
 
 
 def some_packet(random: Random) -> bytes:
@@ -110,7 +157,10 @@ def some_records(random: Random) -> Iterator[tuple[bytes, int]]:
     for _ in range(random.randrange(1, 12)):
         link = random.choice(LINKS)
         vlans = random.choice(((), (), (5,), (5, 6)))
-        packet = bytearray(linked(some_packet(random), link, vlans))
+        made = some_packet(random)
+        if random.random() < 0.4:
+            made = tunnelled(random, made)
+        packet = bytearray(linked(made, link, vlans))
         if random.random() < 0.3:
             for _ in range(random.randrange(1, 4)):
                 packet[random.randrange(len(packet))] = random.choice(
@@ -134,8 +184,11 @@ def test_the_same_segments_as_read_plainly(random: Random) -> None:
     links = np.array([link for _, link in records], np.int64)
     packets = np.empty(count, PACKET)
     flows = np.empty(count * FLOW_BYTES, np.uint8)
-    fragments = np.empty((count, 3), np.int64)
-    found, pieces = find_segments(data, starts, sizes, times, links, packets, flows, fragments)
+    fragments = np.empty((count, 4), np.int64)
+    counts = np.zeros((len(NAMES), 2), np.int64)
+    found, pieces = find_segments(
+        data, starts, sizes, times, links, packets, flows, fragments, counts
+    )
     keys = [flow.tobytes() for flow in flows.reshape(-1, FLOW_BYTES)[:found]]
     segments = [segment_of(packet, data) for packet in packets[:found]]
     expected = [plainly(packet, link, time) for time, (packet, link) in enumerate(records, 5)]
@@ -145,3 +198,18 @@ def test_the_same_segments_as_read_plainly(random: Random) -> None:
     assert fragments[:pieces, 0].tolist() == [
         index for index, each in enumerate(expected) if each == "fragment"
     ]
+    assert counts.tolist() == counted_plainly(records)
+
+
+def counted_plainly(records: list[tuple[bytes, int]]) -> list[list[int]]:
+    """What the reader without kernels counts."""
+    counts = PacketCounts()
+    for packet, link in records:
+        kind, inner = innermost_packet(packet, link)
+        if kind == SEGMENT:
+            kind, found = segment_in(inner, 0)
+            if found is not None and found.segment.length > len(found.segment.payload):
+                segment = found.segment
+                counts.add(CUT_PAYLOAD, segment.length - len(segment.payload))
+        counts.add(kind, len(packet))
+    return [list(each) for each in zip(counts.packets, counts.size_bytes, strict=True)]

@@ -6,13 +6,13 @@ import gzip
 from pathlib import Path
 
 import pytest
-from benchmarks.traffic import Traffic, packets, write_pcap
 from pyspark.sql import SparkSession
 
 from crosswire.errors import PipelineError
 from crosswire.pipeline.sources.decoded import decode, decode_captures
 from crosswire.pipeline.sources.pcap import Captures, PcapDataSource
 from crosswire.pipeline.spark import plain_errors
+from crosswire.testing.traffic import SampleTraffic, packets, write_pcap
 from tests.pipeline.captures import RAW, classic, ipv6, tcp
 
 
@@ -43,7 +43,7 @@ def test_an_unknown_column_is_reported(spark: SparkSession, tmp_path: Path) -> N
 def test_shuffled_or_not_it_is_the_same(spark: SparkSession, tmp_path: Path) -> None:
     """Connections over several splits, too."""
     file = tmp_path / "a.pcap"
-    talks = Traffic(connections=5, messages=10, payload_bytes=64).conversations()
+    talks = SampleTraffic(connections=5, messages=10, payload_bytes=64).conversations()
     made = sorted(packet for talk in talks for packet in packets(talk, segment_bytes=50))
     size = write_pcap(file, made)
     found = []
@@ -64,7 +64,7 @@ def test_compressed_files_are_shuffled(spark: SparkSession, tmp_path: Path) -> N
 
 def test_frames_where_captures_are_read(spark: SparkSession, tmp_path: Path) -> None:
     file = tmp_path / "a.pcap"
-    talks = Traffic(connections=5, messages=10, payload_bytes=64).conversations()
+    talks = SampleTraffic(connections=5, messages=10, payload_bytes=64).conversations()
     write_pcap(file, sorted(packet for talk in talks for packet in packets(talk)))
     captures = Captures(spark, [str(file)])
     direct, through_spark = (
@@ -79,7 +79,7 @@ def test_captures_that_grow_as_a_stream(spark: SparkSession, tmp_path: Path) -> 
     spark.dataSource.register(PcapDataSource)
     folder = tmp_path / "captures"
     folder.mkdir()
-    talks = Traffic(connections=2, messages=6, payload_bytes=64).conversations()
+    talks = SampleTraffic(connections=2, messages=6, payload_bytes=64).conversations()
     for name, talk in zip(("a.pcap", "b.pcap"), talks, strict=True):
         write_pcap(tmp_path / name, packets(talk))
     first, second = ((tmp_path / name).read_bytes() for name in ("a.pcap", "b.pcap"))

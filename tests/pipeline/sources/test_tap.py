@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from benchmarks.traffic import Traffic
 from pyspark.sql import SparkSession
 
 from crosswire.errors import InvalidInput
@@ -16,8 +15,9 @@ from crosswire.lake.files import write
 from crosswire.pipeline.sources import tap
 from crosswire.pipeline.sources.decoded import decode, decode_tap
 from crosswire.pipeline.sources.tap import from_tap, read_tap, tap_files
+from crosswire.testing.traffic import SampleTraffic
 
-TRAFFIC = Traffic(seed=4, connections=12, messages=8, payload_bytes=200)
+TRAFFIC = SampleTraffic(seed=4, connections=12, messages=8, payload_bytes=200)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from crosswire.pipeline.stream import carry_over, columns, decoder_state, ledger_tables
+from crosswire.pipeline.stream import columns, decoder_state, ledger_state
+from crosswire.pipeline.tables import carry_over
 from crosswire.pipeline.tables.conversations import CALL_COLUMNS
 
 COLUMNS = {
@@ -24,8 +25,20 @@ COLUMNS = {
         "is_moved",
         "is_answer",
         "is_told",
+        "is_listed",
     },
-    "envelopes": {"node", "id", "time", "kind", "crc", "intact", "is_scheduled"},
+    "envelopes": {
+        "node",
+        "id",
+        "time",
+        "kind",
+        "destination",
+        "protocol",
+        "connection",
+        "crc",
+        "intact",
+        "is_scheduled",
+    },
     "said": {
         "node",
         "connection",
@@ -41,6 +54,7 @@ COLUMNS = {
         "side",
         "name",
         "place",
+        "refuses",
         "said_yes",
     },
     "passed": {
@@ -63,6 +77,7 @@ COLUMNS = {
         "broken_off",
         "is_over",
         "last_time",
+        "client",
     },
     "counted": {"counted_node", "counted_destination"},
 }
@@ -71,7 +86,7 @@ COLUMNS = {
 def test_states() -> None:
     assert (carry_over.COUNTS, carry_over.CALLS, carry_over.EDGES) == ("counts", "said", "edges")
     assert (decoder_state.FLOWS, columns.STATES) == ("flows", "states")
-    assert ledger_tables._STATE == "records"
+    assert ledger_state.STATE == "records"
 
 
 def test_columns_of_calls() -> None:
@@ -83,7 +98,7 @@ def test_columns_of_calls() -> None:
 
 def test_parts_and_columns_of_what_a_hub_recorded() -> None:
     stored = {
-        part: {ledger_tables._STORED_NAMES.get(name, name) for name in names}
-        for part, names in ledger_tables._PARTS.items()
+        part: {ledger_state.STORED_NAMES.get(name, name) for name in names}
+        for part, names in ledger_state.PARTS.items()
     }
     assert stored == COLUMNS

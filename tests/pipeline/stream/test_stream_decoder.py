@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from crosswire.lake.schemas import WIRE
 from crosswire.pipeline.decode.decoded_connection import WIRE_COLUMNS
 from crosswire.pipeline.sources.flow_rows import NODE
-from crosswire.pipeline.stream.columns import KEPT, STATES
+from crosswire.pipeline.stream.columns import STATES
 from crosswire.pipeline.stream.stream_decoder import StreamDecoder
 from crosswire.pipeline.stream.watermarks import CompleteUpTo
+from crosswire.pipeline.tables.finality import KEPT
 from crosswire.wire import PROTOCOL_NAMES
 from tests.pipeline.decode.test_columnar import (
     Captured,

@@ -31,6 +31,11 @@ def found(spark: SparkSession) -> Found:
         records.sent(b"a", identifier="1", status="destination_full")
         records.sent(b"a", identifier="2", status="success")
         records.recorded("accepted", payload=b"a")
+    with records.on("refused call", "emp"):
+        records.sent(b"?", kind="request", destination="service/s", identifier="1")
+        records.answered("forbidden", destination="service/s", identifier="1")
+    with records.on("unrecorded answer", "emp"):
+        records.answered("success", destination="service/s", identifier="1")
     with records.on("unacknowledged", "emp"):
         records.sent(b"a", identifier="1")
     with records.on("uncarried", "micromsg2"):
@@ -92,6 +97,8 @@ def found(spark: SparkSession) -> Found:
         ("swapped", ["equal", "equal"]),
         ("unrecorded", ["missing in the ledger"]),
         ("refused", ["equal", "not accepted"]),
+        ("refused call", ["not accepted", "not accepted"]),
+        ("unrecorded answer", ["missing in the ledger"]),
         ("unacknowledged", ["not accepted"]),
         ("uncarried", ["missing on the wire"]),
         ("left", ["withdrawn"]),

@@ -10,6 +10,7 @@ from crosswire.cli.bench.contract import BenchTarget, Work
 from crosswire.cli.bench.hub import StartedHub, started_hub
 from crosswire.cli.bench.run import Figures, Latency, load, one_at_a_time
 from crosswire.cli.hub import print_json
+from crosswire.cli.parsers import add_examples
 from crosswire.cli.protocol_options import add_protocol_options
 from crosswire.client.connect import tls_context
 from crosswire.listeners import PLAIN_LISTENERS
@@ -54,6 +55,12 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         "--running", action="store_true", help="use a running hub, at --host and --port"
     )
     add_protocol_options(parser)
+    add_examples(
+        parser,
+        "crosswire bench",
+        "crosswire bench --topic --via relink --size 1024 --count 100000",
+        "crosswire bench --running --host hub.example --consumers 4 --json",
+    )
 
 
 def _positive(text: str) -> int:

@@ -20,6 +20,7 @@ from crosswire.cli.demo.folder import DemoFolder, prepare
 from crosswire.cli.demo.progress import DemoProgress
 from crosswire.cli.demo.scene import Scene
 from crosswire.cli.demo.traffic import DemoTraffic
+from crosswire.cli.parsers import add_examples
 from crosswire.cli.table import print_table
 from crosswire.errors import PipelineError
 from crosswire.plurals import plural
@@ -49,6 +50,9 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         "--no-pipeline", action="store_true", help="end after the count: no Spark, no report"
     )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    add_examples(
+        parser, "crosswire demo", "crosswire demo --no-pipeline --seconds 5 --data /tmp/demo"
+    )
 
 
 def _seconds(text: str) -> float:

@@ -38,8 +38,11 @@ class LogAddress(msgspec.Struct, frozen=True):
     schema: str
 
 
-def parse_address(url: str, *, application: str = "crosswire") -> LogAddress:
-    """Read the URL of a log. Raises ConfigError; its text never has what a password could be."""
+def parse_address(url: str, *, application: str = "crosswire", role: str = "") -> LogAddress:
+    """Read the URL of a log; `role` replaces the one that it names.
+
+    Raises ConfigError; its text never has what a password could be.
+    """
     if not url.startswith(("postgresql://", "postgres://")):
         raise ConfigError("the address of the log has to begin with postgresql://")
     try:
@@ -64,6 +67,8 @@ def parse_address(url: str, *, application: str = "crosswire") -> LogAddress:
     for name in ("service", "target_session_attrs", "options", "hostaddr"):
         if name in parameters:
             raise ConfigError(f"the address of the log can't have {name}")
+    if role:
+        parameters["user"] = role
     hosts = str(parameters.pop("host", "") or "").split(",")
     if not all(hosts):
         raise ConfigError("the address of the log needs a host")

@@ -22,7 +22,7 @@ import msgspec
 
 from crosswire.access import Right
 from crosswire.commitlog.contract import Receipt
-from crosswire.envelope import Envelope, message_kind
+from crosswire.envelope import NAMED_CHARACTERS, Envelope, message_kind
 from crosswire.errors import (
     CrosswireError,
     Forbidden,
@@ -495,14 +495,18 @@ class EmpGateway(Gateway):
     def _unschedule(self, data: bytes) -> _StoredReply:
         identifier = msgspec.json.decode(data, type=UnscheduleData).schedule
         found = self.hub.schedules.get(identifier)
-        if found is not None:
-            self.require("produce", found.envelope.destination)
+        if found is None or not self._may_manage(found):
+            # The same for one of another user: that there is one, and where it sends to, is not
+            # shown.
+            raise UnknownMessage(f"there is no schedule {identifier[:NAMED_CHARACTERS]!r}")
         self.hub.schedules.remove(identifier)
         return _StoredReply(b"{}", self.hub.committed())
 
+    def _may_manage(self, schedule: Schedule) -> bool:
+        return self.context.access.may_manage(self.principal, schedule.envelope.principal)
+
     def _list_schedules(self, _data: bytes) -> bytes:
-        """Those of destinations that the peer may produce to."""
-        allowed = self.context.access.may
+        """The peer's own; all of them for administrators, and without users."""
         listed = [
             {
                 "schedule": each.id,
@@ -514,7 +518,7 @@ class EmpGateway(Gateway):
                 "next_due": each.next_due,
             }
             for each in self.hub.schedules.all()
-            if allowed(self.principal, "produce", each.envelope.destination)
+            if self._may_manage(each)
         ]
         return encode({"schedules": listed})
 
@@ -522,7 +526,7 @@ class EmpGateway(Gateway):
         token = msgspec.json.decode(data, type=AuthenticateData).token
         principal = self.identify_by_token(token)
         if principal is None:
-            return Forbidden("nobody has this token")
+            return Forbidden("nobody has this token, or this connection is another user's")
         return encode({"principal": principal})
 
     def _echo(self, data: bytes) -> bytes:

@@ -43,7 +43,10 @@ def _status(broker: Broker) -> bytes:
         for job in worker.jobs():
             since.setdefault(job.queue, []).append(now - job.since)
     waiting = {}
+    known = broker.hub.store.destinations()
     for destination in broker.requested | {f"queue/{name}" for name in broker.named}:
+        if destination not in known:
+            continue
         queue = broker.hub.queue(destination)
         length = queue.length - sum(len(each.held) for each in queue.consumers)
         if length > 0:

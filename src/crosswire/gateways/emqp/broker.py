@@ -22,7 +22,7 @@ from crosswire.gateways.context import GatewayContext, Leftover
 from crosswire.gateways.emqp.messages import DONE, IDENTITY, MSGID, RequestOptions, failure
 from crosswire.hub.attachment import Attachment, Consumer
 from crosswire.hub.cron import check_cron
-from crosswire.hub.ledger import Step
+from crosswire.hub.ledger import NOBODY, LedgerPeer, Step
 from crosswire.hub.queues import Queue
 from crosswire.hub.schedules import Schedule, check_interval
 from crosswire.hub.services import Provider
@@ -44,6 +44,7 @@ _log = logging.getLogger("crosswire.gateways")
 _REQUESTED: Final = "emqp.asked"
 """The store's space for queues that were requested. The name is part of stored data."""
 _REMEMBERED: Final = 10_000
+_REMEMBERED_BYTES: Final = 64 * 1024 * 1024
 _WATCHED: Final = 100_000
 _SCAN_S: Final = 1.0
 """The interval at which queues without a consumer are searched for requests."""
@@ -90,6 +91,7 @@ class BrokerPeer(Hashable, Protocol):
     listener: str
     identity: bytes
     principal: str
+    peer: LedgerPeer
     connection: EmqpConnection
 
     @property
@@ -300,11 +302,13 @@ class Broker:
         name = self.settings.default_queue
         return (worker for worker in self.workers if name in worker.queue_names)
 
-    def expect(self, destination: str) -> None:
-        """A request for this queue is about to be accepted: have it consumed by somebody.
+    def expect(self, destination: str, peer: LedgerPeer = NOBODY) -> None:
+        """A request of this peer for this queue is about to be accepted: have it consumed by
+        somebody. Raises QuotaExceeded if the queue is new, and the peer may have no more.
 
         That it was requested is stored: after a restart its requests still wait for workers.
         """
+        self.hub.queue(destination, peer)
         if destination not in self.requested:
             self.requested.add(destination)
             self.hub.store.save(_REQUESTED, destination.encode(), b"")
@@ -319,8 +323,19 @@ class Broker:
         return False
 
     def _is_waiting(self, destination: str) -> bool:
+        if destination not in self.hub.store.destinations():
+            # Removed since: looking at it must not create it again.
+            self._forget_requested(destination)
+            return False
         queue = self.hub.queue(destination)
         return bool(queue.length) and not self.is_consumed(destination)
+
+    def _forget_requested(self, destination: str) -> None:
+        if destination in self.requested:
+            self.requested.discard(destination)
+            self._unserved.pop(destination, None)
+            self.hub.store.drop(_REQUESTED, destination.encode())
+            self.hub.commits.request(sync=False, urgent=False)
 
     def _scan_requested(self, now: float) -> None:
         """Have default workers stand in for queues in which requests wait.
@@ -365,7 +380,7 @@ class Broker:
             for _ in range(min(len(self._unserved), _OFFERED)):
                 destination = next(iter(self._unserved))
                 if not self._is_waiting(destination):
-                    del self._unserved[destination]
+                    self._unserved.pop(destination, None)
                 elif worker.stand_in(destination):
                     self._unserved.move_to_end(destination)
                 else:
@@ -392,7 +407,8 @@ class Broker:
     def give_back(self, job: AssignedJob) -> None:
         """Keep a job whose worker is gone: the worker may return with the result before another
         has done it."""
-        self._returned[job.msgid] = job.envelope
+        # Without its payload, which nobody needs: thousands of these would fill the memory.
+        self._returned[job.msgid] = job.envelope.replace(payload=b"")
         if len(self._returned) > _REMEMBERED:
             self._returned.popitem(last=False)
 
@@ -439,10 +455,7 @@ class Broker:
 
     def schedule(self, gateway: BrokerPeer, event: ScheduleReceived, envelope: Envelope) -> None:
         """Add a schedule, or replace the one of the same call. Raises HubError."""
-        identity = schedule_identity(event.message)
-        known = self.hub.schedules.get(identity)
-        if known is not None:
-            gateway.require("produce", known.envelope.destination)
+        identity = self._schedule_id(gateway, event.message)
         headers = Headers.parse(event.headers)
         if "run_count" in headers and headers.run_count is None:
             raise InvalidSchedule("a run count is a whole number from 0 to 2^63 - 1")
@@ -451,10 +464,7 @@ class Broker:
         elif event.cron is not None:
             check_cron(event.cron)
         if self.settings.scheduler == "external" and _is_whole(event.interval_s):
-            self._for_schedulers[identity] = event
-            if len(self._for_schedulers) > _REMEMBERED:
-                self._for_schedulers.popitem(last=False)
-                self.context.count("dropped", "emqp", "schedule")
+            self._await_scheduler(identity, event)
             self._hand_over()
             return
         if headers.run_count == 0:
@@ -469,15 +479,39 @@ class Broker:
             nohaste=headers.nohaste,
         )
         self.hub.schedules.add(schedule, self.context.now())
-        self.expect(envelope.destination)
+        self.expect(envelope.destination, gateway.peer)
+
+    def _schedule_id(self, gateway: BrokerPeer, message: bytes) -> str:
+        """The id of the schedule of a call. Each user has its own of the same call: nobody can
+        replace or end those of others. One that was made without users becomes the user's who may
+        send there."""
+        identity = schedule_identity(message)
+        if not gateway.principal:
+            return identity
+        known = self.hub.schedules.get(identity)
+        if known is not None:
+            owner, destination = known.envelope.principal, known.envelope.destination
+            may_adopt = not owner and self.context.access.may(
+                gateway.principal, "produce", destination
+            )
+            if owner == gateway.principal or may_adopt:
+                return identity
+        return f"{identity}/{gateway.principal}"
+
+    def _await_scheduler(self, identity: str, event: ScheduleReceived) -> None:
+        """Keep a schedule until a scheduler connects; the oldest are dropped for it."""
+        waiting = self._for_schedulers
+        waiting[identity] = event
+        waiting.move_to_end(identity)
+        size_bytes = sum(len(each.message) for each in waiting.values())
+        while len(waiting) > _REMEMBERED or (size_bytes > _REMEMBERED_BYTES and len(waiting) > 1):
+            size_bytes -= len(waiting.popitem(last=False)[1].message)
+            self.context.count("dropped", "emqp", "schedule")
 
     def unschedule(self, gateway: BrokerPeer, event: UnscheduleReceived) -> None:
         """Remove the schedule of this call, if there is one. Raises HubError."""
-        identity = schedule_identity(event.message)
-        known = self.hub.schedules.get(identity)
-        if known is not None:
-            gateway.require("produce", known.envelope.destination)
-            self._forget(identity)
+        identity = self._schedule_id(gateway, event.message)
+        self._forget(identity)
         self._for_schedulers.pop(identity, None)
         if self.settings.scheduler == "external":
             for scheduler in self.schedulers:

@@ -268,7 +268,7 @@ class ClientGateway(PublisherGateway):
                     continue
                 if plan.destination != expected:
                     expected = plan.destination
-                    self.broker.expect(expected)
+                    self.broker.expect(expected, self.peer)
             except HubError as error:
                 self.ignore(error)
                 plan = None

@@ -86,6 +86,7 @@ class EmqpGateway(Gateway):
             return
         # After the principal is known: an identity can be taken over by the same user only.
         self.identity = self.broker.join(self, event.identity)
+        self.client_name = event.identity.decode(errors="backslashreplace")
         if self.broker.stopping:
             self.close()
 

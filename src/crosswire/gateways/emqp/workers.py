@@ -12,7 +12,7 @@ NAME/METHOD and whose answer is the REPLY, byte for byte.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from crosswire.envelope import Envelope
@@ -49,7 +49,24 @@ _STAND_INS: Final = 64
 """Queues without a consumer that it takes requests of at a time: each of its slots wakes them all.
 """
 
+_REGISTERED: Final = 100
+"""Queues of an INFORM that are consumed before others may have a turn."""
+
 _LEFT: Final = "the worker left before it answered"
+
+
+class _Registration:
+    """An INFORM that is being carried out: queues with weights, as far as they are consumed."""
+
+    __slots__ = ("allowed", "asked", "msgid", "slots", "window")
+
+    def __init__(self, msgid: str, asked: int) -> None:
+        self.msgid = msgid
+        self.asked = asked
+        self.window = Window(0, granted=True)
+        self.allowed: dict[str, int] = {}
+        self.slots = 0
+        """Slots that the worker has offered since."""
 
 
 class WorkerGateway(EmqpGateway):
@@ -65,6 +82,7 @@ class WorkerGateway(EmqpGateway):
         self._jobs: dict[str, list[AssignedJob]] = {}
         """By message id. Two clients may use the same: then the oldest is answered first."""
         self._stand_ins: dict[str, Attachment] = {}
+        self._registration: _Registration | None = None
         self.stand_ins = 0
 
     def jobs(self) -> Iterator[AssignedJob]:
@@ -104,36 +122,63 @@ class WorkerGateway(EmqpGateway):
             attachment.settle(ids, now)
             self._relieve(attachment)
         # After settling, so that the next jobs are chosen with these done.
-        if slots and self.connection.state is State.REGISTERED:
-            self._window.grant(slots, now)
-            self._take_unserved(now)
+        self._offer(slots, now)
         if self.broker.stopping:
             self.broker.check_stopped()
 
+    def _offer(self, slots: int, now: float) -> None:
+        """The worker has this many more slots, which count when it is registered."""
+        if self._registration is not None:
+            self._registration.slots += slots
+        elif slots and self.connection.state is State.REGISTERED:
+            self._window.grant(slots, now)
+            self._take_unserved(now)
+
     def _register(self, event: PeerInformed) -> None:
-        """A second INFORM starts the worker anew: the jobs that it had are given to others."""
+        """A second INFORM starts the worker anew: the jobs that it had are given to others.
+
+        In parts: it may name a thousand queues that don't exist yet.
+        """
         self._start_anew()
         if self.broker.stopping:
             return
         queues = event.queues or ((10, self.context.config.emqp.default_queue),)
-        window = self._window = Window(0, granted=True)
-        allowed: dict[str, int] = {}
+        registration = self._registration = _Registration(event.msgid, len(queues))
+        self._window = registration.window
+        for start in range(0, len(queues), _REGISTERED):
+            part = queues[start : start + _REGISTERED]
+            self.hub.defer("emqp inform", self.owned(self._consume_some), registration, part)
+        self.hub.defer("emqp inform", self.owned(self._finish_registration), registration)
+        self.hub.hand_out()
+
+    def _consume_some(self, registration: _Registration, queues: Sequence[Queue]) -> None:
+        allowed = registration.allowed
+        if self._registration is not registration or self.left:
+            return
         for weight, name in queues:
             if name in allowed:
                 continue
             try:
-                self.consume(f"queue/{name}", window=window, weight=weight)
+                self.consume(f"queue/{name}", window=registration.window, weight=weight)
                 allowed[name] = weight
             except HubError as error:
                 self.ignore(error)
+
+    def _finish_registration(self, registration: _Registration) -> None:
+        if self._registration is not registration or self.left:
+            return
+        self._registration = None
+        allowed = registration.allowed
         if not allowed:
-            self.log(logging.WARNING, "refused", queues=len(queues))
+            self.log(logging.WARNING, "refused", queues=registration.asked)
             return
         self.queues = tuple((weight, name) for name, weight in allowed.items())
         self.queue_names = frozenset(allowed)
-        self._provide(window)
-        self.connection.send_ack(event.msgid)
+        self._provide(registration.window)
+        self.connection.send_ack(registration.msgid)
         self.broker.enlist(self)
+        self._offer(registration.slots, self.context.now())
+        self.session.wake()
 
     def _provide(self, window: Window) -> None:
         """Serve the services of its queues' names, where the user may: it is a right of its own."""
@@ -156,9 +201,11 @@ class WorkerGateway(EmqpGateway):
         for provider in list(self.providers):
             self.withdraw(provider)
         self._stand_ins.clear()
+        self._registration = None
 
     def _retire(self) -> None:
         """After its KBAI it gets nothing more, but its results are still accepted."""
+        self._registration = None
         self._window.close()
         self.broker.dismiss(self)
         self._close_idle_providers()

@@ -154,8 +154,8 @@ class EpoxyGateway(Gateway):
             return layer_data
         access = self.context.access
         if not access.open and token != self._token:
-            principal = access.by_token(token)
-            if principal is None or self._token is not None:
+            principal = self.find_user(token)
+            if principal is None or self._token is not None or not self.may_become(principal):
                 again = "one peer can't be two users"
                 reason = "nobody has this token" if principal is None else again
                 self._is_rejected = True
@@ -170,7 +170,7 @@ class EpoxyGateway(Gateway):
         """Identify the peer by the layer data of a frame that is not whole yet, if it can."""
         if not self.connection.closed and self in self.context.newcomers:
             token = find_credentials(layer_data)
-            principal = None if token is None else self.context.access.by_token(token)
+            principal = None if token is None else self.find_user(token)
             if principal is not None:
                 self._credentials, self._token = layer_data, token
                 self.identify(principal)

@@ -178,6 +178,7 @@ class MicroMsg2Gateway(Gateway):
         names = {extension.name.lower() for extension in opened.extensions}
         self._equip(in_json=JSON_EXTENSION in names)
         self._has_acks = opened.window is not None
+        self.client_name = opened.identity
         if opened.token is not None and self.identify_by_token(opened.token) is None:
             # What the peer sends meanwhile is not read, and what came with this is dropped.
             self._given_up = True
@@ -393,6 +394,13 @@ class MicroMsg2Gateway(Gateway):
             correlation=correlation if isinstance(correlation, str) else "",
             reply_to="",
         )
+        try:
+            # Asked again: it was the caller's to send there when it called.
+            self.require("produce", reply.destination)
+        except HubError:
+            self.context.count("unanswered", self.protocol)
+            self._answers_stored(1)
+            return
         if not self.left:
             self._intake.take([envelope], [ANSWER])
         elif (refused := self.produce([envelope]).refused) and 0 in refused:

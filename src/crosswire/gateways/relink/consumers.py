@@ -297,6 +297,11 @@ class ConsumeEnd(LinkEnd):
                 logging.INFO, "notice", destination=attachment.destination, notice=str(notice)
             )
 
+    @property
+    def held_bytes(self) -> int:
+        """What it keeps in memory: messages that the peer has not consumed."""
+        return super().held_bytes + self._held_bytes
+
     # Acknowledgements.
 
     def receive(self, events: list[Event]) -> None:

@@ -122,7 +122,7 @@ class RelinkGateway(Gateway):
             if hello.require_old_link:
                 self.connection.deny_link(self._links.epoch)
                 return
-            end = self._links.open(terms, self.principal, endpoint)
+            end = self._links.open(terms, self.peer, endpoint)
         except HubError as error:
             self.connection.refuse(str(error))
             return

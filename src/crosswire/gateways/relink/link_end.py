@@ -123,6 +123,9 @@ class LinkEnd(ABC):
         """How many connections were lost: a timer of an earlier loss must not end this link."""
         self.outbound: dict[int, Outbound] = {}
         self.peer = LedgerPeer("relink", "", head.principal)
+        self.holder = head.principal
+        """Whose share it counts for: its user's, or, of a link made since the start without users,
+        its address's."""
         self.origin = Origin(endpoint.destination, endpoint.kind, "", head.principal)
         self._link: Link | None = None
         self._loaded: LoadedLink | None = None
@@ -169,6 +172,11 @@ class LinkEnd(ABC):
     def is_gone(self) -> bool:
         """Whether what it held is given back: it must not be given anything more."""
         return self.forgotten
+
+    @property
+    def held_bytes(self) -> int:
+        """What it keeps in memory: messages that arrived and are not consumed."""
+        return 0 if self._link is None else self._link.held_bytes
 
     @property
     def awaits_write(self) -> bool:

@@ -10,7 +10,14 @@ from functools import partial
 from typing import Final
 
 from crosswire.envelope import MICROSECONDS
-from crosswire.errors import CrosswireError, Forbidden, HubError, LinkStateError, RecordDamaged
+from crosswire.errors import (
+    CrosswireError,
+    Forbidden,
+    HubError,
+    LinkStateError,
+    QuotaExceeded,
+    RecordDamaged,
+)
 from crosswire.gateways.context import GatewayContext, Leftover
 from crosswire.gateways.relink.consumers import ConsumeEnd
 from crosswire.gateways.relink.endpoints import Endpoint, parse_endpoint
@@ -18,6 +25,8 @@ from crosswire.gateways.relink.link_end import LinkConnection, LinkEnd
 from crosswire.gateways.relink.link_records import Head, LinkRecords, heads, wipe
 from crosswire.gateways.relink.producers import ProduceEnd, TransactEnd
 from crosswire.gateways.relink.services import CallEnd, ServeEnd
+from crosswire.hub.ledger import LedgerPeer
+from crosswire.hub.shares import Quota
 from crosswire.logs import log_event
 from crosswire.wire.relink.handshake import LinkTerms
 
@@ -33,6 +42,31 @@ _OVERDUE_S: Final = 60.0
 _EPOCH_BYTES: Final = 8
 
 
+class _CutLink:
+    """A link without a connection: what it holds counts for its owner's memory until it has one."""
+
+    def __init__(self, links: Links, end: LinkEnd) -> None:
+        self.end = end
+        self.since = time.monotonic()
+        self._links = links
+        context = links.context
+        owner = end.holder if not context.access.open else end.holder.removeprefix("@") or None
+        self.account = context.budget.open(self, owner)
+        self.measure_memory()
+
+    def measure_memory(self) -> None:
+        """Report what the link holds now."""
+        self.account.add(self.end.held_bytes - self.account.held_bytes)
+
+    def restrain(self, restrained: bool) -> None:
+        """Nothing is read from it anyway."""
+
+    def evict(self) -> None:
+        """Forget the link: memory is short."""
+        self._links.context.count("evicted", "relink")
+        self._links.forget(self.end)
+
+
 class Links:
     """All links; one for each hub.
 
@@ -44,8 +78,10 @@ class Links:
     def __init__(self, context: GatewayContext) -> None:
         self.context = context
         self._ends: dict[int, LinkEnd] = {}
-        self._cut: dict[int, float] = {}
-        """When links lost their connection, by the monotonic clock; the oldest first."""
+        self._cut: dict[int, _CutLink] = {}
+        """Links that lost their connection, the oldest first."""
+        self._share = Quota("links", 1, 1.0)
+        self._configure_share()
         store = context.hub.store
         stored = self._stored_epoch()
         self.epoch = stored
@@ -98,7 +134,7 @@ class Links:
                 # The configuration or rights may have changed: what it held goes to others.
                 hub.damage.report(RecordDamaged(f"link {end.id:x} is forgotten: {error}"))
                 _log.warning("link forgotten", exc_info=not isinstance(error, HubError))
-                self._ends.pop(end.id, None)
+                self._drop(end)
                 end.forget()
 
     def _take_up(self, end: LinkEnd) -> None:
@@ -108,7 +144,7 @@ class Links:
         if not isinstance(end, ConsumeEnd):
             end.discard()
         end.attach()
-        self._ends[end.id] = end
+        self._keep(end)
         self._start_timer(end)
 
     def _renew(self, stored: int) -> None:
@@ -140,12 +176,15 @@ class Links:
         """The link that a connector presents; None if it is unknown or of another epoch."""
         return self._ends.get(identifier) if epoch == self.epoch else None
 
-    def open(self, terms: LinkTerms, principal: str, endpoint: Endpoint) -> LinkEnd:
+    def open(self, terms: LinkTerms, peer: LedgerPeer, endpoint: Endpoint) -> LinkEnd:
         """A new link; its first connection learns of it when it is written. Raises HubError."""
+        holder = self.context.hub.holders.of(peer.principal, peer.connection)
+        self._make_room(holder)
         identifier = 0
         while not identifier or identifier in self._ends:
             identifier = 1 + secrets.randbelow(_IDS - 1)
-        end = self._make(identifier, Head(terms, principal), endpoint)
+        end = self._make(identifier, Head(terms, peer.principal), endpoint)
+        end.peer, end.holder = peer, holder
         end.begin()
         try:
             end.attach()
@@ -153,17 +192,46 @@ class Links:
             # Its rows are saved already: a link that could not be made must not be restored.
             end.forget()
             raise
-        if len(self._ends) >= self.context.config.connections.connections and self._cut:
-            # Peers that disconnect without a shutdown must not fill the memory: the link that was
-            # disconnected first is forgotten.
-            self.forget(self._ends[next(iter(self._cut))])
-        self._ends[identifier] = end
+        self._keep(end)
         return end
+
+    def _configure_share(self) -> None:
+        config = self.context.config
+        self._share.configure(config.connections.connections, config.limits.share)
+
+    def _make_room(self, holder: str) -> None:
+        """Peers that disconnect without a shutdown must not fill the memory: the link of the same
+        holder that was disconnected first is forgotten, never one of others. Raises
+        QuotaExceeded."""
+        self._configure_share()
+        try:
+            self._share.check(holder)
+        except QuotaExceeded:
+            own = (each.end for each in self._cut.values() if each.end.holder == holder)
+            oldest = next(own, None)
+            if oldest is None:
+                raise
+            self.forget(oldest)
+
+    def _keep(self, end: LinkEnd) -> None:
+        self._ends[end.id] = end
+        self._share.add(end.holder)
+
+    def _drop(self, end: LinkEnd) -> None:
+        if self._ends.pop(end.id, None) is not None:
+            self._share.remove(end.holder)
+        self._rejoin(end)
+
+    def _rejoin(self, end: LinkEnd) -> None:
+        """It is no link without a connection, or not any more."""
+        cut = self._cut.pop(end.id, None)
+        if cut is not None:
+            cut.account.close()
 
     def join(self, end: LinkEnd, gateway: LinkConnection) -> None:
         """Connect a link. Raises LinkStateError."""
         end.join(gateway)
-        self._cut.pop(end.id, None)
+        self._rejoin(end)
 
     def part(self, end: LinkEnd) -> None:
         """Its connection is lost: its peer may resume it for `link_s`."""
@@ -174,8 +242,7 @@ class Links:
     def forget(self, end: LinkEnd) -> None:
         """Remove a link for good; what it holds goes to others at once."""
         if not end.forgotten:
-            self._ends.pop(end.id, None)
-            self._cut.pop(end.id, None)
+            self._drop(end)
             end.forget()
 
     def forget_revoked(self, is_revoked: Callable[[str, str], bool]) -> None:
@@ -203,7 +270,7 @@ class Links:
                 # A new one has no connection until the store has written it.
                 if not end.awaits_write:
                     yield self._leftover(end, self._start_timer)
-            elif self._cut[end.id] < overdue:
+            elif self._cut[end.id].since < overdue:
                 yield self._leftover(end, self.forget)
 
     def _leftover(self, end: LinkEnd, heal: Callable[[LinkEnd], None]) -> Leftover:
@@ -218,7 +285,8 @@ class Links:
 
     def _start_timer(self, end: LinkEnd) -> None:
         """Forget the link after `link_s`, unless it is connected by then."""
-        self._cut[end.id] = time.monotonic()
+        self._rejoin(end)
+        self._cut[end.id] = _CutLink(self, end)
         cuts = end.cuts
 
         def expire(_now: float) -> None:

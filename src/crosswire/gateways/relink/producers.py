@@ -14,7 +14,7 @@ from typing import Final, cast
 
 from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import Envelope, encode
-from crosswire.errors import InvalidEnvelope, InvalidRequest
+from crosswire.errors import HubError, InvalidEnvelope, InvalidRequest
 from crosswire.gateways.gateway import guarded
 from crosswire.gateways.relink.link_end import LinkEnd
 from crosswire.gateways.relink.link_records import LoadedLink, Parts
@@ -99,11 +99,15 @@ class ProduceEnd(LinkEnd):
         except InvalidEnvelope as error:
             self.end(InvalidRequest(str(error)))
             return
+        try:
+            target = self.hub.target(self.endpoint.destination, self.peer)
+        except HubError as error:
+            # It is new, and there may not be another one: Relink can refuse only by disconnecting.
+            self.end(error)
+            return
         # Worked out before: if the hub refused one message in the middle, those after it would
         # overtake it.
-        count = QueueCapacity(self.hub.target(self.endpoint.destination, self.peer.principal)).take(
-            envelopes
-        )
+        count = QueueCapacity(target).take(envelopes)
         if count < len(envelopes):
             todo, rest = _split(todo, count)
             self._wait(rest)
@@ -251,9 +255,13 @@ class TransactEnd(LinkEnd):
         if self._is_writing or not self._todo:
             return
         todo, self._todo = self._todo[:_BATCH], self._todo[_BATCH:]
+        try:
+            batch = _ReadBatch(self, todo)
+        except HubError as error:
+            self.end(error)
+            return
         self._is_writing = True
         self.hold(len(self._todo) >= _BATCH)
-        batch = _ReadBatch(self, todo)
         if batch.envelopes:
             self.context.count("produced", "relink", by=len(batch.envelopes))
             receipt = self.hub.produce(batch.envelopes, self.context.now())
@@ -305,7 +313,7 @@ class _ReadBatch:
         self._last: dict[int, int] = {}
         self._outcomes: list[tuple[int, int, bool]] = []
         self._channels: dict[int, None] = {}
-        self._capacity = QueueCapacity(end.hub.target(end.endpoint.destination, end.peer.principal))
+        self._capacity = QueueCapacity(end.hub.target(end.endpoint.destination, end.peer))
         for event in todo:
             self._take(event)
 

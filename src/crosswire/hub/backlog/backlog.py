@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Literal
 
 from crosswire.commitlog.contract import AcceptedMessages
 from crosswire.envelope import MICROSECONDS, Envelope
@@ -360,6 +360,28 @@ class Backlog(ABC):
 
     # Operators.
 
+    def oldest_us(self) -> int:
+        """When the oldest message that is not settled was accepted, in µs; 0 if all are, or if
+        nothing of it is in memory."""
+        # In order of ids, the oldest first.
+        for item in self.memory.items.values():
+            return item.envelope.time
+        return 0
+
+    def state_of(self, identifier: int) -> Literal["waiting", "held"] | None:
+        """Whether a message waits for a consumer or is held by one; None if it is settled."""
+        item = self.memory.items.get(identifier)
+        if item is not None:
+            return "waiting" if item.consumer is None else "held"
+        return None if self._record_on_disk(identifier) is None else "waiting"
+
+    def is_free(self, identifier: int) -> bool:
+        """Whether this message is not settled, and no consumer holds it."""
+        item = self.memory.items.get(identifier)
+        if item is not None:
+            return item.consumer is None
+        return self._record_on_disk(identifier) is not None
+
     def browse(self, after: int, count: int) -> list[Envelope]:
         """Up to `count` unsettled messages after an id, in memory or on disk, left as they are."""
         found: list[Envelope] = []
@@ -378,8 +400,10 @@ class Backlog(ABC):
             after = page.last
 
         while len(found) < count and after < memory.visible:
+            # One letter is looked up more often than a page of them.
+            page = min(count - len(found), PAGE)
             self._store.read(
-                memory.numbers, after=after, upto=memory.visible, count=PAGE, done=look
+                memory.numbers, after=after, upto=memory.visible, count=page, done=look
             )
         return found[:count]
 
@@ -404,18 +428,22 @@ class Backlog(ABC):
         return sorted(gone)
 
     def _remove_from_disk(self, identifier: int) -> bool:
-        memory, cursor = self.memory, self.cursor
-        if not memory.loaded < identifier <= memory.visible or identifier in cursor.later:
+        record = self._record_on_disk(identifier)
+        if record is None:
             return False
-        for number in memory.numbers:
-            record = self._store.fetch(number, [identifier])[0]
-            if record is not None:
-                cursor.settle(identifier)
-                # It is still in the log: a read has to skip it.
-                cursor.later.add(identifier)
-                self._uncount(1, len(record))
-                return True
-        return False
+        self.cursor.settle(identifier)
+        # It is still in the log: a read has to skip it.
+        self.cursor.later.add(identifier)
+        self._uncount(1, len(record))
+        return True
+
+    def _record_on_disk(self, identifier: int) -> bytes | None:
+        """A message that is on disk only, and not settled."""
+        memory = self.memory
+        if not memory.loaded < identifier <= memory.visible or identifier in self.cursor.later:
+            return None
+        found = (self._store.fetch(number, [identifier])[0] for number in memory.numbers)
+        return next((record for record in found if record is not None), None)
 
     def purge(self, now: float) -> int:
         """Settle everything that no consumer holds. Returns how much of it was in memory."""

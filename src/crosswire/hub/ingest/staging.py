@@ -12,7 +12,7 @@ second commit of the same batch succeeds and changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from math import isfinite
 from typing import Final
 
@@ -26,6 +26,7 @@ from crosswire.errors import (
     DestinationFull,
     HubError,
     InvalidEnvelope,
+    QuotaExceeded,
     RecordDamaged,
     StagingFull,
     UnknownMessage,
@@ -45,6 +46,7 @@ from crosswire.hub.ingest.records import (
     unpack,
 )
 from crosswire.hub.policies import StagingLimits
+from crosswire.hub.shares import Quota
 from crosswire.store.records import Count, reader
 
 __all__ = ["BatchCommit", "BatchProducer", "Staging"]
@@ -56,6 +58,8 @@ _STEP_BYTES: Final = 1024 * 1024
 _RETRY_S: Final = 0.25
 _ONCE_S: Final = 3600.0
 _NAME_BYTES: Final = 200
+_NAMES: Final = 1_000_000
+"""Destinations of all attempts together, each counted once for each attempt: they are in memory."""
 _CHUNK_KEY: Final = 16
 """The size of a chunk's key: attempt, part and chunk."""
 
@@ -141,13 +145,17 @@ class Staging:
         core: Core,
         destinations: Destinations,
         limits: StagingLimits,
+        share: float,
         *,
         take_over: Callable[[Sequence[Envelope], float], None],
     ) -> None:
-        """`take_over` accepts messages whose acceptance was promised: `Intake.take_over`."""
+        """`take_over` accepts messages whose acceptance was promised: `Intake.take_over`. `share`
+        is the part of the limits that one user may have."""
         self.limits = limits
-        self.staged_bytes = 0
-        self.attempts = 0
+        self._bytes_share = Quota("staged bytes", limits.staged_bytes, share)
+        self._attempts_share = Quota("staged attempts", limits.attempts, share)
+        self._producers_share = Quota("producers of batches", limits.producers, share)
+        self._names_share = Quota("destinations in staged attempts", _NAMES, share)
         self._core = core
         self._store = core.store
         self._commits = core.commits
@@ -155,6 +163,24 @@ class Staging:
         self._take_over = take_over
         self._batches: dict[tuple[ProducerKey, int], _StagedBatch] = {}
         self._producers: dict[ProducerKey, BatchProducer] = {}
+
+    def reconfigure(self, limits: StagingLimits, share: float) -> None:
+        """Other limits from now on; what is staged stays."""
+        self.limits = limits
+        self._bytes_share.configure(limits.staged_bytes, share)
+        self._attempts_share.configure(limits.attempts, share)
+        self._producers_share.configure(limits.producers, share)
+        self._names_share.configure(_NAMES, share)
+
+    @property
+    def staged_bytes(self) -> int:
+        """The size of all that is staged."""
+        return self._bytes_share.total
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts are staged."""
+        return self._attempts_share.total
 
     # Staging.
 
@@ -197,39 +223,39 @@ class Staging:
         if attempt is None:
             store = self._store
             attempt = found.attempts[name] = StagedAttempt(store, store.reserve(1))
-            self.attempts += 1
+            self._attempts_share.add(owner.principal)
+        known = len(attempt.totals)
         attempt.stage(owner, batch, name, part)
-        self.staged_bytes += part.size_bytes
+        self._bytes_share.add(owner.principal, part.size_bytes)
+        self._names_share.add(owner.principal, len(attempt.totals) - known)
         return attempt
+
+    def _release(self, owner: ProducerKey, attempts: Collection[StagedAttempt]) -> None:
+        """These are gone; their bytes are counted where chunks are deleted."""
+        names = sum(len(attempt.totals) for attempt in attempts)
+        self._attempts_share.remove(owner.principal, len(attempts))
+        self._names_share.remove(owner.principal, names)
 
     def _check_room(
         self, owner: ProducerKey, attempt: StagedAttempt | None, part: StagedPart, now: float
     ) -> None:
-        limits = self.limits
         obstacle = self._store.obstacle(now)
         if obstacle is not None:
             raise obstacle
-        if self.staged_bytes + part.size_bytes > limits.staged_bytes:
-            raise StagingFull(
-                f"{self.staged_bytes} bytes wait for their commit, and no more than"
-                f" {limits.staged_bytes} may ([ingest] staged_bytes)"
-            )
-        if attempt is None and self.attempts >= limits.attempts:
-            raise StagingFull(
-                f"{self.attempts} attempts wait for their commit, and no more may"
-                " ([ingest] attempts)"
-            )
-        self._check_producers(owner)
         totals = dict(attempt.totals) if attempt is not None else {}
+        known = len(totals)
         add_totals(totals, part.totals)
+        principal = owner.principal
+        _check(self._bytes_share, principal, part.size_bytes, "[ingest] staged_bytes")
+        _check(self._names_share, principal, len(totals) - known, "commit some of them first")
+        if attempt is None:
+            _check(self._attempts_share, principal, 1, "[ingest] attempts")
+        self._check_producers(owner)
         self._check_destinations(owner, totals)
 
     def _check_producers(self, owner: ProducerKey) -> None:
-        if owner not in self._producers and len(self._producers) >= self.limits.producers:
-            raise StagingFull(
-                f"{len(self._producers)} producers are known, and no more may be"
-                " ([ingest] producers)"
-            )
+        if owner not in self._producers:
+            _check(self._producers_share, owner.principal, 1, "[ingest] producers")
 
     def _check_destinations(self, owner: ProducerKey, totals: Totals) -> None:
         """Raises DestinationFull if a queue has no room, or there are too many destinations."""
@@ -351,22 +377,34 @@ class Staging:
         numbers = [attempt.number for attempt in attempts]
         record = _BatchRecord(owner, batch, run, once, messages, now, numbers)
         self._store.save(_PRODUCERS, _encode(owner), _encode(record))
-        producer = self._producers[owner] = BatchProducer(record, now)
+        producer = self._add_producer(record, now)
         self._drop_upto(owner, batch, keep=set(numbers))
         producer.begin(attempts)
         self._step(producer, now)
 
+    def _add_producer(self, record: _BatchRecord, now: float) -> BatchProducer:
+        if record.owner not in self._producers:
+            self._producers_share.add(record.owner.principal)
+        producer = self._producers[record.owner] = BatchProducer(record, now)
+        return producer
+
     def _step(self, producer: BatchProducer, now: float) -> None:
         """Take over some chunks, all in one commit group.
 
-        Not all chunks: a large batch must not block the event loop, nor make a huge group.
+        Not all chunks: a large batch must not block the event loop, nor make a huge group. A chunk
+        at least, even if the turn of the event loop is over.
         """
-        store = self._store
+        store, is_over = self._store, self._core.loop.turns.is_over
         messages = size_bytes = 0
         key = b""
-        while producer.chunks and messages < _STEP_MESSAGES and size_bytes < _STEP_BYTES:
+        while (
+            producer.chunks
+            and messages < _STEP_MESSAGES
+            and size_bytes < _STEP_BYTES
+            and not (key and is_over())
+        ):
             attempt, key, size = producer.chunks.pop()
-            self.staged_bytes -= size
+            self._bytes_share.remove(producer.record.owner.principal, size)
             size_bytes += size
             chunk = attempt.take(key)
             try:
@@ -382,7 +420,7 @@ class Staging:
         else:
             for attempt in producer.attempts:
                 attempt.forget()
-            self.attempts -= len(producer.attempts)
+            self._release(producer.record.owner, producer.attempts)
             producer.finish()
             store.drop(_MOVED, owner)
             store.save(_PRODUCERS, owner, _encode(producer.record))
@@ -415,8 +453,8 @@ class Staging:
         dropped = [attempt for attempt in attempts if keep is None or attempt.number not in keep]
         for attempt in dropped:
             attempt.drop()
-            self.staged_bytes -= attempt.size_bytes
-        self.attempts -= len(dropped)
+            self._bytes_share.remove(owner.principal, attempt.size_bytes)
+        self._release(owner, dropped)
         if dropped:
             self._commits.request(urgent=False)
         return len(dropped)
@@ -450,6 +488,7 @@ class Staging:
 
     def _forget(self, owner: ProducerKey) -> None:
         del self._producers[owner]
+        self._producers_share.remove(owner.principal)
         self._store.drop(_PRODUCERS, _encode(owner))
         self._commits.request(urgent=False)
 
@@ -472,8 +511,9 @@ class Staging:
         for owner, batch, name, attempt in staged.recover(self._store, self._core.damage):
             attempts[attempt.number] = attempt
             self._batches.setdefault((owner, batch), _StagedBatch(now)).attempts[name] = attempt
-        self.attempts = len(attempts)
-        self.staged_bytes = sum(attempt.size_bytes for attempt in attempts.values())
+        for (owner, _), each in self._batches.items():
+            for attempt in each.attempts.values():
+                self._count(owner, attempt)
         for key, value in self._store.load(_PRODUCERS):
             try:
                 record = _read_record(value)
@@ -484,18 +524,26 @@ class Staging:
                 continue
             self._resume(record, attempts, now)
 
-    def _lost(self, number: int) -> StagedAttempt:
+    def _count(self, owner: ProducerKey, attempt: StagedAttempt) -> None:
+        self._attempts_share.add(owner.principal)
+        self._bytes_share.add(owner.principal, attempt.size_bytes)
+        self._names_share.add(owner.principal, len(attempt.totals))
+
+    def _lost(self, owner: ProducerKey, number: int) -> StagedAttempt:
         """An attempt of a committed batch without a record of any of its parts."""
-        self.attempts += 1
-        return StagedAttempt(self._store, number)
+        attempt = StagedAttempt(self._store, number)
+        self._count(owner, attempt)
+        return attempt
 
     def _resume(self, record: _BatchRecord, attempts: dict[int, StagedAttempt], now: float) -> None:
-        producer = self._producers[record.owner] = BatchProducer(record, now)
+        producer = self._add_producer(record, now)
         self._drop_upto(record.owner, record.batch, keep=set(record.attempts))
         if not record.attempts:
             producer.commit.receipt.finish()
             return
-        found = [attempts.get(number) or self._lost(number) for number in record.attempts]
+        found = [
+            attempts.get(number) or self._lost(record.owner, number) for number in record.attempts
+        ]
         # If the record of a part is damaged, its chunks may be readable all the same.
         is_damaged = sum(attempt.messages for attempt in found) != record.messages
         owner = _encode(record.owner)
@@ -507,13 +555,22 @@ class Staging:
             moved, is_damaged = b"", True
         if is_damaged:
             for attempt in found:
-                self.staged_bytes -= attempt.size_bytes
+                before = attempt.size_bytes
                 attempt.find_chunks()
-                self.staged_bytes += attempt.size_bytes
+                self._bytes_share.add(record.owner.principal, attempt.size_bytes - before)
         producer.begin(found, moved or b"")
         left = sum(size for _, _, size in producer.chunks)
-        self.staged_bytes += left - sum(attempt.size_bytes for attempt in found)
+        done = sum(attempt.size_bytes for attempt in found) - left
+        self._bytes_share.remove(record.owner.principal, done)
         self._core.timers.at(now, lambda at: self._step(producer, at))
+
+
+def _check(share: Quota, principal: str, count: int, hint: str) -> None:
+    """Raises StagingFull."""
+    try:
+        share.check(principal, count)
+    except QuotaExceeded as error:
+        raise StagingFull(f"{error} ({hint})") from None
 
 
 def _is_chunk_of(attempts: Sequence[int], key: bytes) -> bool:

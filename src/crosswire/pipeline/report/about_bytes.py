@@ -133,7 +133,7 @@ def violations(facts: Facts) -> str:
             peer_text_cell(row["connection"]),
             peer_text_cell(row["direction"]),
             protocol_cell(row["protocol"]),
-            number(row["offset"]),
+            number(row["byte_offset"]),
             number(row["length"]),
             peer_text_cell(row["reason"]),
         )

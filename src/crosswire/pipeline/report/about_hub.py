@@ -95,8 +95,8 @@ def _faulty(rows: list[Row]) -> str:
             peer_text_cell(row["detail"]),
             number(row["attempts"]),
             lasting(row["latency_us"]),
-            when(row["accepted"]),
-            peer_text_cell(row["id"]),
+            when(row["time"]),
+            peer_text_cell(row["message_id"]),
             peer_text_cell(row["node"]),
         )
         for row in rows
@@ -147,7 +147,7 @@ def _differing(rows: list[Row]) -> str:
             peer_text_cell(row["kind"]),
             peer_text_cell(row["way"]),
             when(row["time"]),
-            peer_text_cell(row["id"]),
+            peer_text_cell(row["message_id"]),
             peer_text_cell(row["connection"]),
             peer_text_cell(row["node"]),
         )

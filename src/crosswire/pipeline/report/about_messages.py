@@ -245,7 +245,7 @@ def slowest(facts: Facts) -> str:
             peer_text_cell(row["destination"]),
             protocol_cell(row["protocol"]),
             peer_text_cell(row["outcome"]),
-            when(row["asked"]),
+            when(row["time"]),
             sized(row["request_bytes"]),
             sized(row["response_bytes"]),
             host(row["connection"]),

@@ -100,7 +100,7 @@ def _session_table(rows: list[Row], note: str = "") -> str:
             protocol_cell(row["protocol"]),
             host(row["connector_address"]),
             host(f"{row['acceptor_address']}:{row['acceptor_port']}"),
-            when(row["opened"], "%Y-%m-%d %H:%M:%S"),
+            when(row["time"], "%Y-%m-%d %H:%M:%S"),
             lasting(row["lasted_us"]),
             number(row["messages"]),
             sized(row["bytes"]),

@@ -89,8 +89,8 @@ def _number(condition: Any) -> Any:
 def _calls(tables: ReportTables) -> Calls:
     outcomes = Tally(("protocol", "outcome"), ("count",))
     troubled = Tally(("protocol", "destination"), ("trouble", "failed", "unanswered", "calls"))
-    slowest = Highest(_EXAMPLES, ("latency_us", "descending"), ("asked", "ascending"))
-    columns = ("protocol", "destination", "outcome", "latency_us", "asked", "answered", "leg")
+    slowest = Highest(_EXAMPLES, ("latency_us", "descending"), ("time", "ascending"))
+    columns = ("protocol", "destination", "outcome", "latency_us", "time", "answered", "leg")
     more = ("node", "connection", "direction", "correlation", "request_bytes", "response_bytes")
     for batch in of_leg(tables.scan("gold.conversations", *columns, *more), leg_shown(tables)):
         outcome = batch["outcome"]
@@ -138,7 +138,7 @@ def _sessions(tables: ReportTables, clock: TimeBuckets | None) -> Sessions:
     endings = Tally(("protocol", "ended"), ("sessions",))
     errors = Tally(("protocol", "error"), ("sessions",))
     largest = Highest(10, ("bytes", "descending"), ("session", "ascending"))
-    worst = [("violations", "descending"), ("gap_bytes", "descending"), ("opened", "ascending")]
+    worst = [("violations", "descending"), ("gap_bytes", "descending"), ("time", "ascending")]
     troubled = Highest(_EXAMPLES, *worst)
     acceptors = Tally(("acceptor_address", "acceptor_port"), ("sessions",))
     begun, over = Tally(("piece",), ("sessions",)), Tally(("piece",), ("sessions",))
@@ -154,9 +154,9 @@ def _sessions(tables: ReportTables, clock: TimeBuckets | None) -> Sessions:
             troubled_count += in_trouble.num_rows
             troubled.add(in_trouble)
             if clock is not None:
-                begun.add(_with(rows, piece=piece_of(clock, rows["opened"])))
+                begun.add(_with(rows, piece=piece_of(clock, rows["time"])))
                 ended = rows.filter(pc.not_equal(rows["ended"], "open"))
-                over.add(_with(ended, piece=piece_of(clock, ended["last"])))
+                over.add(_with(ended, piece=piece_of(clock, ended["last_time"])))
     how: defaultdict[str | None, dict[str, int]] = defaultdict(dict)
     for row in endings.rows():
         how[row["protocol"]][row["ended"] or "open"] = row["sessions"]
@@ -181,8 +181,8 @@ _SESSION_COLUMNS: Final = (
     "connector_address",
     "acceptor_address",
     "acceptor_port",
-    "opened",
-    "last",
+    "time",
+    "last_time",
     "late",
     "handshake_us",
     "messages_forward",
@@ -201,7 +201,7 @@ def _measured(batch: pa.RecordBatch) -> pa.RecordBatch:
         return pc.fill_null(pc.cast(batch[name], pa.int64()), 0)
 
     kept = ("session", "protocol", "connections", "connector_address", "acceptor_address")
-    more = ("acceptor_port", "opened", "last", "handshake_us", "ended", "error")
+    more = ("acceptor_port", "time", "last_time", "handshake_us", "ended", "error")
     return _with(
         batch.select([*kept, *more]),
         sessions=_ones(batch),
@@ -210,7 +210,7 @@ def _measured(batch: pa.RecordBatch) -> pa.RecordBatch:
         bytes=pc.add(filled("bytes_forward"), filled("bytes_backward")),
         gap_bytes=filled("gap_bytes"),
         violations=filled("violations"),
-        lasted_us=pc.subtract(batch["last"], batch["opened"]),
+        lasted_us=pc.subtract(batch["last_time"], batch["time"]),
     )
 
 
@@ -285,6 +285,8 @@ def _accounts(tables: ReportTables) -> Accounts:
     worst = Highest(_EXAMPLES, ("not_read", "descending"), ("connection", "ascending"))
     columns = ("node", "connection", "direction", "protocol", "seen", *ACCOUNT_PARTS, "missing")
     for batch in tables.scan("gold.accounting", *columns):
+        # Rows without a connection are about packets.
+        batch = batch.filter(pc.is_valid(batch["connection"]))
         sums.add(_with(batch, directions=_ones(batch)))
         not_read = pc.subtract(pc.subtract(batch["seen"], batch["frames"]), batch["encrypted"])
         rows = _with(batch, not_read=not_read)
@@ -297,8 +299,8 @@ def _violations(tables: ReportTables) -> Violations:
     senders = Tally(
         ("node", "connection", "direction", "protocol"), ("count",), limit=_BROKEN_CONNECTIONS
     )
-    first = Highest(_EXAMPLES, ("time", "ascending"), ("offset", "ascending"))
-    destination = ("node", "connection", "direction", "protocol", "offset", "length", "time")
+    first = Highest(_EXAMPLES, ("time", "ascending"), ("byte_offset", "ascending"))
+    destination = ("node", "connection", "direction", "protocol", "byte_offset", "length", "time")
     total = 0
     for batch in tables.scan("silver.violations", *destination, "error", "reason"):
         counted = _with(batch, count=_ones(batch))
@@ -357,7 +359,7 @@ def _damaged(tables: ReportTables) -> int | None:
 _FAULTS: Final = ("lost", "doubled", "late")
 _SHOWN: Final = (
     "node",
-    "id",
+    "message_id",
     "destination",
     "connection",
     "attempts",
@@ -371,9 +373,9 @@ def _deliveries(tables: ReportTables) -> Deliveries:
     outcomes = Tally(("outcome",), ("deliveries",))
     by_time = Tally(("protocol", "destination", "bucket"), ("count",), most=("longest",))
     gravest = [(name, "descending") for name in _FAULTS]
-    examples = Highest(_EXAMPLES, *gravest, ("accepted", "ascending"))
+    examples = Highest(_EXAMPLES, *gravest, ("time", "ascending"))
     totals: Counter[str] = Counter()
-    times = ("accepted", "delivered", "latency_us")
+    times = ("time", "delivered", "latency_us")
     columns = (*_SHOWN, *times, *_FAULTS, "protocol", "producer_protocol", "intact")
     for table in ("gold.deliveries", "open.deliveries"):
         for batch in tables.scan(table, *columns):
@@ -434,7 +436,7 @@ def _destination_key(row: dict[str, Any]) -> tuple[str | None, str | None]:
 def _reconciliation(tables: ReportTables) -> Reconciliation:
     by_verdict = Tally(("protocol", "verdict"), ("count",))
     examples = Highest(_EXAMPLES, ("verdict", "ascending"), ("time", "ascending"))
-    columns = ("destination", "kind", "way", "node", "id", "connection", "time")
+    columns = ("destination", "kind", "way", "node", "message_id", "connection", "time")
     missing = pa.array(MISSING)
     for batch in tables.scan("gold.reconciliation", "verdict", "protocol", *columns):
         by_verdict.add(_with(batch, count=_ones(batch)))

@@ -50,7 +50,7 @@ _COUNTS: Final = ("messages", "bytes", "errors")
 
 def clock_of(tables: ReportTables) -> TimeBuckets | None:
     """The intervals for all plots; None if no table has a time."""
-    spans = [_span(tables, "gold.traffic", "minute", _MINUTE_US - 1)]
+    spans = [_span(tables, "gold.traffic", "time", _MINUTE_US - 1)]
     if spans[0] is None or spans[0][1] - spans[0][0] <= _SHORT_US:
         fine = _span(tables, "silver.messages", "time")
         spans = [fine] if fine else spans
@@ -58,7 +58,7 @@ def clock_of(tables: ReportTables) -> TimeBuckets | None:
         spans = [
             _span(tables, name, column)
             for name in ("gold.sessions", "open.sessions")
-            for column in ("opened", "last")
+            for column in ("time", "last_time")
         ]
     known = [span for span in spans if span is not None]
     if not known:
@@ -138,9 +138,8 @@ def _in_order(series: dict[str | None, list[int]]) -> dict[str | None, list[int]
 
 
 def _minutes(tables: ReportTables) -> Iterator[pa.RecordBatch]:
-    columns = ("minute", "protocol", "destination", *_COUNTS, *_KINDS)
-    for batch in tables.scan("gold.traffic", *columns):
-        yield batch.rename_columns(["time", *columns[1:]])
+    columns = ("time", "protocol", "destination", *_COUNTS, *_KINDS)
+    yield from tables.scan("gold.traffic", *columns)
 
 
 def _messages(tables: ReportTables) -> Iterator[pa.RecordBatch]:
@@ -250,14 +249,14 @@ def _histograms(tables: ReportTables, leg: str) -> Iterator[pa.RecordBatch]:
     The longest value of a row is repeated for all of its buckets. Its maximum is still right for
     everything that these are grouped by, because no grouping separates buckets of a row.
     """
-    columns = ("minute", "protocol", "destination", "latency_max_us", "histogram", "leg")
+    columns = ("time", "protocol", "destination", "latency_max_us", "histogram", "leg")
     for batch in of_leg(tables.scan("gold.traffic", *columns), leg):
         parents = pc.list_parent_indices(batch["histogram"])
         entries = pc.list_flatten(batch["histogram"])
         rows = batch.select(columns[:4]).take(parents)
         yield pa.RecordBatch.from_pydict(
             {
-                "time": rows["minute"],
+                "time": rows["time"],
                 "protocol": rows["protocol"],
                 "destination": rows["destination"],
                 "bucket": pc.cast(pc.struct_field(entries, "bucket"), pa.int64()),
@@ -269,12 +268,12 @@ def _histograms(tables: ReportTables, leg: str) -> Iterator[pa.RecordBatch]:
 
 def _conversations(tables: ReportTables, leg: str) -> Iterator[pa.RecordBatch]:
     """A row per answered request, in the columns of `_histograms`."""
-    columns = ("asked", "answered", "protocol", "destination", "latency_us", "leg")
+    columns = ("time", "answered", "protocol", "destination", "latency_us", "leg")
     for batch in of_leg(tables.scan("gold.conversations", *columns), leg):
         answered = batch.filter(pc.is_valid(batch["answered"]))
         yield pa.RecordBatch.from_pydict(
             {
-                "time": answered["asked"],
+                "time": answered["time"],
                 "protocol": answered["protocol"],
                 "destination": answered["destination"],
                 "bucket": buckets_of(answered["latency_us"]),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Final
 
 import numpy as np
@@ -28,8 +28,18 @@ from crosswire.capture.headers import (
     describe_file,
     is_compressed,
     open_capture,
+    refused,
+    truncated,
 )
 from crosswire.capture.layout import FILE_HEADER_BYTES, LINK_RAW, MOST_INTERFACES
+from crosswire.capture.packet_counts import (
+    CLOCK_STEP,
+    CLOCK_STEP_NS,
+    FRAGMENT,
+    NAMES,
+    TRUNCATED,
+    PacketCounts,
+)
 from crosswire.capture.reassembly import Segment
 from crosswire.errors import InvalidInput
 from crosswire.pipeline.sources.packet_kernels import (
@@ -54,13 +64,16 @@ _BLOCK_BYTES: Final = 8 * 1024 * 1024
 class Split:
     """A part of a file: the bytes [start, end), or all of it where it is compressed.
 
-    It is sent to tasks as JSON.
+    With `skip_damaged` it is read up to where it can't be read on. `counts` is what became of its
+    packets, if they were counted already. It is sent to tasks as JSON.
     """
 
     path: str
     start: int = 0
     end: int | None = None
     layout: CaptureLayout | None = None
+    skip_damaged: bool = False
+    counts: PacketCounts | None = field(default=None, compare=False)
 
     @property
     def size_bytes(self) -> int:
@@ -108,16 +121,18 @@ def segment_of(packet: Any, data: npt.NDArray[np.uint8]) -> Segment:
 # ---------------------------------------------------------------------------------------- splits
 
 
-def splits(path: str, split_bytes: int) -> list[Split]:
+def splits(path: str, split_bytes: int, *, skip_damaged: bool = False) -> list[Split]:
     """Parts of about `split_bytes` in which a file can be read. Raises InvalidInput for what is no
-    capture."""
+    capture, or damaged."""
+    whole = Split(path, skip_damaged=skip_damaged)
     with open_capture(path) as file:
         if is_compressed(file.read(FILE_HEADER_BYTES)):
-            return [Split(path)]
+            return [whole]
         size = file.seek(0, 2)
         if size <= split_bytes:
-            return [Split(path)]
-        return _split(_Walk(path), file, 0, size, split_bytes)[0]
+            return [whole]
+        walk = _Walk(path, skip_damaged=skip_damaged)
+        return _split(walk, file, 0, size, split_bytes)[0]
 
 
 def advance(
@@ -134,7 +149,7 @@ def advance(
         size = file.seek(0, 2)
         if not size:
             return [], 0, None
-        walk = _Walk(path, layout)
+        walk = _Walk(path, layout, may_grow=True)
         parts, end = _split(walk, file, start if layout is not None else 0, size, split_bytes)
         return parts, end, walk.layout
 
@@ -142,50 +157,59 @@ def advance(
 def _split(
     walk: _Walk, file: BinaryIO, start: int, stop: int, split_bytes: int
 ) -> tuple[list[Split], int]:
-    """The parts from `start` to `stop`, and where the last whole record ends."""
+    """The parts from `start` to `stop`, each with its counts, and where the last whole record
+    ends."""
     parts: list[Split] = []
     buffers, fragments = _BlockBuffers(_BLOCK_RECORDS), Fragments()
     file.seek(start)
     layout, end = walk.layout, start
+
+    def part() -> Split:
+        made = Split(walk.path, start, end, layout, walk.skip_damaged, walk.counts)
+        walk.counts = PacketCounts()
+        return made
+
     # A part ends where a block does: blocks are smaller than parts, so that these get their size.
     block_bytes = min(split_bytes // 4 + 64, _BLOCK_BYTES)
     for records in walk.records(file, start, stop, block_bytes):
         if layout is None:
             start, layout = records.start, records.layout
-        *_, pieces = buffers.find(records)
-        for _ in _joined(records, pieces, fragments):
-            pass  # only which datagrams are still open matters here
+        for _ in _segments(records, buffers, fragments, walk.counts):
+            pass  # only what is counted, and which datagrams are still open, matters here
         end = records.end
         last_time = int(records.times[-1]) if len(records.times) else 0
         # The reader of a part sees only its own fragments: a datagram must not span two parts.
         if end - start >= split_bytes and not fragments.open(last_time):
-            parts.append(Split(walk.path, start, end, layout))
+            parts.append(part())
             start, layout = end, walk.layout
-    if end > start:
-        parts.append(Split(walk.path, start, end, layout))
+    if end > start or (walk.counts.packets[TRUNCATED] and layout is not None):
+        parts.append(part())
     return parts, end
 
 
 # ------------------------------------------------------------------------------------------ read
 
 
-def read(split: Split, *, block_bytes: int = _BLOCK_BYTES) -> Iterator[Segments]:
-    """The TCP segments of a part of a file, in order. Raises InvalidInput.
+def read(
+    split: Split, counts: PacketCounts | None = None, *, block_bytes: int = _BLOCK_BYTES
+) -> Iterator[Segments]:
+    """The TCP segments of a part of a file, in order; what became of its packets is added to
+    `counts`. Raises InvalidInput.
 
-    Each item is valid until the next one is asked for: buffers are reused. A last record that is
-    not whole, as a killed capture program leaves it, is left out.
+    Each item is valid until the next one is asked for: buffers are reused.
     """
-    walk = _Walk(split.path, split.layout)
+    walk = _Walk(split.path, split.layout, skip_damaged=split.skip_damaged)
+    walk.counts = counts or PacketCounts()
     buffers, fragments = _BlockBuffers(_BLOCK_RECORDS), Fragments()
     with open_capture(split.path) as file:
         source = file if split.layout is not None else decompressed(file, split.path)
         if split.start:
             source.seek(split.start)
         for records in walk.records(source, split.start, split.end, block_bytes):
-            yield from _segments(records, buffers, fragments)
+            yield from _segments(records, buffers, fragments, walk.counts)
 
 
-def plain_file(path: str) -> Split | None:
+def plain_file(path: str, *, skip_damaged: bool = False) -> Split | None:
     """A plain file up to its present end, None for a compressed one. Raises InvalidInput."""
     with open_capture(path) as file:
         head = file.read(FILE_HEADER_BYTES)
@@ -193,8 +217,11 @@ def plain_file(path: str) -> Split | None:
             return None
         if not head:
             raise InvalidInput(f"{path} is empty")
+        size = file.seek(0, 2)
+        if len(head) < FILE_HEADER_BYTES and skip_damaged:
+            return Split(path, 0, size, None, skip_damaged)
         layout, start = describe_file(head, path)
-        return Split(path, start, file.seek(0, 2), layout)
+        return Split(path, start, size, layout, skip_damaged)
 
 
 @dataclass(frozen=True)
@@ -215,14 +242,29 @@ class _Records:
 
 class _Walk:
     """Walks over the records of a file. `layout` holds at its current position; None before the
-    file's header was read."""
+    file's header was read.
 
-    def __init__(self, path: str, layout: CaptureLayout | None = None) -> None:
+    A record that the file ends in is left for later if it `may_grow`. Else that is damage, like
+    bytes that are no record: an error, or with `skip_damaged` the end, which is counted.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        layout: CaptureLayout | None = None,
+        *,
+        skip_damaged: bool = False,
+        may_grow: bool = False,
+    ) -> None:
         self.path = path
         self.layout = layout
+        self.skip_damaged = skip_damaged
+        self.counts = PacketCounts()
+        self._may_grow = may_grow
         self._columns = np.zeros((4, _BLOCK_RECORDS), np.int64)
         self._described: tuple[Interface, ...] = ()
         self._interfaces = np.zeros((3, MOST_INTERFACES), np.int64)
+        self._fault: InvalidInput | None = None
 
     def records(
         self, file: BinaryIO, base: int, stop: int | None, block_bytes: int
@@ -236,20 +278,28 @@ class _Walk:
             if stop is not None and len(buffer) > stop - base:
                 buffer = buffer[: stop - base]
             filled = self._fill(file, buffer, held)
-            if stop is not None and filled < len(buffer):
+            if stop is not None and filled < len(buffer) and self._fault is None:
                 raise InvalidInput(f"can't read {self.path} up to byte {stop}: it is shorter now")
             data = buffer[:filled]
             position = 0
             if filled > held:
                 if self.layout is None:
                     head = data[:FILE_HEADER_BYTES].tobytes()
+                    if not self._is_whole(head):
+                        self._end(filled, base)
+                        return
                     self.layout, position = describe_file(head, self.path)
                 for found in self._batches(data, position, base):
                     yield found
                     position = found.end - base
             elif self.layout is None:
-                raise InvalidInput(f"{self.path} is empty")
+                raise self._fault or InvalidInput(f"{self.path} is empty")
             if filled < len(buffer) or (stop is not None and base + filled == stop):
+                self._end(filled - position, base + position)
+                return
+            if self._fault is not None:
+                rest = self._unread(file) if stop is None else stop - base - filled
+                self._end(filled - position + rest, base + position)
                 return
             held = filled - position
             if not position:
@@ -261,18 +311,49 @@ class _Walk:
                 buffer[:held] = buffer[position:filled].copy()
             base += position
 
+    def _is_whole(self, head: bytes) -> bool:
+        """Whether these first bytes are a file's header; one that is cut is damage."""
+        if len(head) == FILE_HEADER_BYTES:
+            return True
+        if self._fault is None:
+            try:
+                describe_file(head, self.path)
+            except InvalidInput as error:
+                self._fault = error
+        return False
+
+    def _end(self, rest: int, position: int) -> None:
+        """After the last record that can be read; `rest` bytes are left. Raises InvalidInput."""
+        if self._fault is None and rest and not self._may_grow:
+            self._fault = truncated(self.path, position)
+        if self._fault is None:
+            return
+        if not self.skip_damaged:
+            raise refused(self._fault)
+        self.counts.add_fault(str(self._fault), rest)
+
+    def _unread(self, file: BinaryIO) -> int:
+        """How many bytes follow."""
+        buffer, total = np.empty(_BLOCK_BYTES, np.uint8), 0
+        while self.skip_damaged and (count := self._fill(file, buffer, 0)):
+            total += count
+        return total
+
     def _fill(self, file: BinaryIO, buffer: npt.NDArray[np.uint8], held: int) -> int:
         """Fill the buffer after its first `held` bytes; how many it has then: not all at the end of
-        the file."""
+        the file, or where it can't be read on."""
         view = buffer.data
+        # Of a compressed file a call at a time: one that fails would take along what the calls
+        # before it have decompressed.
+        readinto = getattr(file, "readinto1", None) or file.readinto  # type: ignore[attr-defined]
         try:
             while held < len(buffer):
-                count = file.readinto(view[held:])  # type: ignore[attr-defined]
+                count = readinto(view[held:])
                 if not count:
                     break
                 held += count
         except (EOFError, OSError, ValueError, zlib.error) as error:
-            raise InvalidInput(f"can't read {self.path}: {error}") from error
+            self._fault = InvalidInput(f"can't read {self.path}: {error}")
         return held
 
     def _batches(self, data: npt.NDArray[np.uint8], position: int, base: int) -> Iterator[_Records]:
@@ -283,13 +364,16 @@ class _Walk:
             assert layout is not None
             count, position, reason = self._walked(data, position, layout)
             if reason == CORRUPT:
-                raise damaged(self.path, base + position)
+                self._fault = damaged(self.path, base + position)
             after = layout
-            if count and layout.ng:
+            if count:
                 after = replace(layout, time_ns=int(self._columns[2, count - 1]))
             if reason == BLOCK:
                 rest = data[position:].data
-                after, length = describe_block(after, rest, self.path, base + position)
+                try:
+                    after, length = describe_block(after, rest, self.path, base + position)
+                except InvalidInput as error:
+                    self._fault, length = error, 0
                 position += length
                 if not length:
                     reason = MORE
@@ -346,37 +430,52 @@ class _BlockBuffers:
     def __init__(self, most: int) -> None:
         self._packets = np.empty(most, PACKET)
         self._flows = np.empty(most * FLOW_BYTES, np.uint8)
-        self._fragments = np.empty((most, 3), np.int64)
+        self._fragments = np.empty((most, 4), np.int64)
+        self.counts = np.zeros((len(NAMES), 2), np.int64)
 
     def find(
         self, records: _Records
     ) -> tuple[Packets, npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-        """The segments of records, their flows, and rows of `fragments` as `find_segments` has."""
+        """The segments of records, their flows, and rows of `fragments` as `find_segments` has;
+        `counts` are those of these records."""
+        self.counts[:] = 0
         columns = records.starts, records.sizes, records.times, records.links
-        buffers = self._packets, self._flows, self._fragments
+        buffers = self._packets, self._flows, self._fragments, self.counts
         found, pieces = find_segments(records.data, *columns, *buffers)
         flows = self._flows[: found * FLOW_BYTES].reshape(found, FLOW_BYTES)
         return self._packets[:found], flows, self._fragments[:pieces]
 
 
 def _segments(
-    records: _Records, buffers: _BlockBuffers, fragments: Fragments
+    records: _Records, buffers: _BlockBuffers, fragments: Fragments, counts: PacketCounts
 ) -> Iterator[Segments]:
     packets, flows, pieces = buffers.find(records)
+    _add(counts, buffers.counts)
+    times = np.append(records.layout.time_ns, records.times)
+    counts.add(CLOCK_STEP, 0, int((np.diff(times) < -CLOCK_STEP_NS).sum()))
     given = 0
     for packet, index, before in _joined(records, pieces, fragments):
-        found = _segment_in(packet, int(records.times[index]), records)
-        if found is None:
+        own, flow, counted = _segment_in(packet, int(records.times[index]), records)
+        # All fragments are counted as what the datagram turns out to be.
+        kind = int(counted[: FRAGMENT + 1, 0].argmax())
+        counts.move(FRAGMENT, kind, *fragments.last_joined)
+        counted[: FRAGMENT + 1] = 0
+        _add(counts, counted)
+        if not len(own):
             continue
         # In the order of capture: the segments before the last fragment, then the joined one.
         if given < before:
             yield Segments(records.data, records.base, packets[given:before], flows[given:before])
             given = before
         offset = records.base + int(records.starts[index])
-        own, flow = found
         yield Segments(packet, offset - int(own["start"][0]), own, flow, is_joined=True)
     if given < len(packets):
         yield Segments(records.data, records.base, packets[given:], flows[given:])
+
+
+def _add(counts: PacketCounts, found: npt.NDArray[np.int64]) -> None:
+    for kind, (packets, size_bytes) in enumerate(found.tolist()):
+        counts.add(kind, size_bytes, packets)
 
 
 def _joined(
@@ -384,20 +483,19 @@ def _joined(
 ) -> Iterator[tuple[npt.NDArray[np.uint8], int, int]]:
     """The packets that these records complete, the record of the last fragment of each, and the
     number of segments before it."""
-    for index, start, before in pieces.tolist():
-        end = int(records.starts[index] + records.sizes[index])
+    for index, start, end, before in pieces.tolist():
         packet = records.data[start:end].tobytes()
-        joined = fragments.add(packet, int(records.times[index]))
+        size = int(records.sizes[index])
+        joined = fragments.add(packet, int(records.times[index]), size)
         if joined is not None:
             yield np.frombuffer(joined, np.uint8), index, before
 
 
 def _segment_in(
     packet: npt.NDArray[np.uint8], time_ns: int, records: _Records
-) -> tuple[Packets, npt.NDArray[np.uint8]] | None:
-    """The segment in an IP packet that was joined, if there is one."""
+) -> tuple[Packets, npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """The segment in an IP packet that was joined, or none, its flow, and what it is counted as."""
     columns = np.array([[0], [len(packet)], [time_ns], [LINK_RAW]], np.int64)
-    own, flow, _ = _BlockBuffers(1).find(
-        _Records(packet, 0, 0, len(packet), records.layout, *columns)
-    )
-    return (own, flow) if len(own) else None
+    buffers = _BlockBuffers(1)
+    own, flow, _ = buffers.find(_Records(packet, 0, 0, len(packet), records.layout, *columns))
+    return own, flow, buffers.counts

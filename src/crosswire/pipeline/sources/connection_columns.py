@@ -39,6 +39,7 @@ class Ports:
         self.known = [DetectedProtocol(None, None)]
         self._codes = {self.known[UNKNOWN]: UNKNOWN}
         self._of_port = np.full(1 << 16, UNKNOWN)
+        self._of_clients = np.array([ports.may_be_client(port) for port in range(1 << 16)])
         for port in ports.ports:
             self._of_port[port] = self.code(ports.protocol_at(port))
 
@@ -54,9 +55,11 @@ class Ports:
         protocol; `openers` is -1 where the SYN was not captured. The same as in `capture.classify`.
         """
         code_here, code_there = self._of_port[here], self._of_port[there]
-        # The side with a known port accepted the connection, else the one with the lower port.
-        is_detected = (code_here != UNKNOWN) | (code_there != UNKNOWN)
-        guessed = np.where(is_detected, code_there != UNKNOWN, here >= there)
+        # As `PortMap.accepts_at` has it; else the side with the lower port accepted it.
+        client_here, client_there = self._of_clients[here], self._of_clients[there]
+        accepts_there = (code_there != UNKNOWN) & (~client_there | client_here)
+        accepts_here = (code_here != UNKNOWN) & (~client_here | client_there)
+        guessed = np.where(accepts_there | accepts_here, accepts_there, here >= there)
         opened = np.where(openers < 0, guessed, openers > 0)
         return opened, np.where(opened, code_there, code_here)
 

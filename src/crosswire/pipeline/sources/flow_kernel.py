@@ -1,10 +1,9 @@
 """A compiled kernel that reassembles flows segment by segment in all usual cases.
 
-It does nearly all that `capture.reassembly.Flow` does: openings, ends, late starts, segments in
-order, retransmissions, and segments that wait for a hole to be filled, as long as they don't
-overlap. For everything else it stops (`UNUSUAL`): `Flow` then takes over its state (`to_flow`) and
-gives it back (`from_flow`) once nothing waits any more. Both give the same rows; tests compare
-them.
+It does nearly all that `capture.reassembly.Flow` does: openings, ends, segments in order,
+retransmissions, and segments that wait for a hole to be filled, as long as they don't overlap. For
+everything else it stops (`UNUSUAL`): `Flow` then takes over its state (`to_flow`) and gives it back
+(`from_flow`) once nothing waits any more. Both give the same rows; tests compare them.
 
 The state of the current flow is one array of integers, so that a kernel call costs nothing to set
 up and the state survives the end of a buffer.
@@ -89,8 +88,9 @@ ROW_LENGTH, ROW_TIME, ROW_LATE, ROW_SOURCE, ROW_START = 6, 7, 8, 9, 10
 # State: all int64, -1 for None. The flow's own fields, then those of the backward direction, then
 # those of the forward one. The fields are those of `Flow` and `_Half`.
 _FLOW, _NUMBER, _OPENER, _BROKEN, _BEGUN, _BYTES = 0, 1, 2, 3, 4, 5
-_HALVES, _HALF_FIELDS = 6, 8
+_HALVES, _HALF_FIELDS = 6, 9
 _BASE, _NEXT, _LATE, _FIN_AT, _ENDED, _TIME, _WAITS, _WAITING_BYTES = 0, 1, 2, 3, 4, 5, 6, 7
+_REACH = 8
 
 # Waiting segments: for either direction, in the order of their offsets.
 _POSITION, _SINCE, _SOURCE, _START, _LENGTH, _WAITING_FIELDS = 0, 1, 2, 3, 4, 5
@@ -147,7 +147,7 @@ def to_flow(
     halves: list[Any] = []
     for forward in (1, 0):
         at = _HALVES + forward * _HALF_FIELDS
-        base, following, late, fin_at, ended, time, waits, _ = own[at : at + _HALF_FIELDS]
+        base, following, late, fin_at, ended, time, waits, _, reach = own[at : at + _HALF_FIELDS]
         held = [
             (position, since, payload(source, start, length))
             for position, since, source, start, length in waiting[forward, :waits].tolist()
@@ -161,18 +161,22 @@ def to_flow(
                 bool(ended),
                 time,
                 held,
+                reach,
+                [],
             )
         )
     opener = None if own[_OPENER] < 0 else bool(own[_OPENER])
-    flow.restore((own[_NUMBER], opener, halves, bool(own[_BROKEN]), bool(own[_BEGUN])))
+    # The kernel gives out a row of every connection that it begins.
+    begun = bool(own[_BEGUN])
+    flow.restore((own[_NUMBER], opener, halves, bool(own[_BROKEN]), begun, begun))
 
 
 def from_flow(flow: Flow, state: Int64) -> None:
     """Let the kernel continue where `flow` stopped; nothing may be waiting in it."""
-    number, opener, halves, broken, begun = flow.save()
+    number, opener, halves, broken, begun, _ = flow.save()
     state[_NUMBER : _BEGUN + 1] = (number, -1 if opener is None else opener, broken, begun)
     for forward, half in zip((1, 0), halves, strict=True):
-        base, following, late, fin_at, ended, time, _ = half
+        base, following, late, fin_at, ended, time, _, reach, _ = half
         at = _HALVES + forward * _HALF_FIELDS
         state[at : at + _HALF_FIELDS] = (
             -1 if base is None else base,
@@ -184,6 +188,7 @@ def from_flow(flow: Flow, state: Int64) -> None:
             time,
             0,
             0,
+            reach,
         )
 
 
@@ -214,6 +219,12 @@ def _is_pending(state: Int64, half: int) -> bool:
     return state[half + _FIN_AT] >= 0 and not state[half + _ENDED]
 
 
+@lazy_kernel
+def _is_cut(state: Int64, half: int) -> bool:
+    """Whether the last bytes of a direction were on the wire and not captured."""
+    return state[half + _REACH] > state[half + _NEXT] and not state[half + _ENDED]
+
+
 @inlined
 def _waits(state: Int64) -> int:
     """The number of waiting segments in both directions."""
@@ -222,11 +233,13 @@ def _waits(state: Int64) -> int:
 
 @lazy_kernel
 def _is_open(state: Int64) -> bool:
-    """Whether bytes are missing before others, or before a FIN, that were captured."""
+    """Whether bytes are missing before others, before a FIN, or at the end."""
     return (
         _waits(state) > 0
         or _is_pending(state, _HALVES)
         or _is_pending(state, _HALVES + _HALF_FIELDS)
+        or _is_cut(state, _HALVES)
+        or _is_cut(state, _HALVES + _HALF_FIELDS)
     )
 
 
@@ -386,7 +399,7 @@ def _open(state: Int64, packet: Any, rows: Int64, count: int) -> int:
     if `Flow` has to take it."""
     # With bytes (TCP Fast Open), with contradicting flags, or while the last connection has holes,
     # which first have to become gaps.
-    if packet.size or packet.flags & (FIN | RST) or _is_open(state):
+    if packet.length or packet.flags & (FIN | RST) or _is_open(state):
         return -1
     forward = packet.forward
     half = _HALVES + _HALF_FIELDS if forward else _HALVES
@@ -395,7 +408,9 @@ def _open(state: Int64, packet: Any, rows: Int64, count: int) -> int:
     answers = packet.flags & ACK != 0
     acknowledged = np.int64(packet.acknowledgement)
     over = _is_over(state)
-    if not over and state[half + _BASE] == first and not state[half + _LATE]:
+    last_time = max(state[half + _TIME], state[other + _TIME])
+    is_recent = packet.time_ns - last_time <= REORDER_NS
+    if state[half + _BASE] == first and not state[half + _LATE] and (not over or is_recent):
         return count
     # SYN with ACK answers the other end, which so is the opener although its SYN is missing.
     if over or not state[_BEGUN]:
@@ -432,6 +447,7 @@ def _is_expected(state: Int64, packet: Any) -> bool:
     return (
         np.int64(packet.number) == due
         and packet.size > 0
+        and packet.size == packet.length
         and packet.flags & (SYN | FIN | RST) == 0
         and state[half + _BASE] >= 0
         and state[half + _FIN_AT] < 0
@@ -506,20 +522,20 @@ def _take(
     if _is_over(state) and time_ns - max(state[half + _TIME], state[other + _TIME]) > LINGER_NS:
         return -1
     # A reset first gives out all that waits.
-    if bits & RST and (packet.size or bits & FIN or _is_open(state)):
+    if bits & RST and (packet.length or bits & FIN or _is_open(state)):
         return -1
-    if not state[_BEGUN]:
-        _begin(state, -1)
-    if state[half + _BASE] < 0:
-        state[half + _BASE] = np.int64(packet.number)
-        state[half + _LATE] = 1
+    # Without its SYN: `Flow` waits for it.
+    if not state[_BEGUN] or state[half + _BASE] < 0:
+        return -1
     position = _position_of(state, half, np.int64(packet.number))
     # Of bytes that were captured twice the first count.
     cut = max(state[half + _NEXT] - position, 0)
     length = np.int64(packet.size) - cut
     # Of another connection, whose SYN was not captured.
-    if packet.size and abs(position - state[half + _NEXT]) > _FAR:
+    if packet.length and abs(position - state[half + _NEXT]) > _FAR:
         return -1
+    if packet.length:
+        state[half + _REACH] = max(state[half + _REACH], position + packet.length)
     if length > 0:
         side = 1 if forward else 0
         if position > state[half + _NEXT]:

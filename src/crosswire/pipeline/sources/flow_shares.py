@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crosswire.capture.flows import FLOW_BYTES
+from crosswire.capture.packet_counts import PacketCounts
 from crosswire.errors import InvalidInput
 from crosswire.pipeline.decode.kernels import lazy_kernel
 from crosswire.pipeline.sources.capture_reader import Segments, Split, read
@@ -122,7 +123,7 @@ class FlowShare:
 @dataclass(frozen=True)
 class Survey:
     """`files` up to the ends that they had, and the packets and bytes in each bucket;
-    `joined_bytes` were joined from fragments.
+    `joined_bytes` were joined from fragments, `counts` is what became of all packets.
 
     The hash has a random `seed`, so that nobody can make a capture whose flows are all in one
     bucket.
@@ -133,6 +134,7 @@ class Survey:
     packets: npt.NDArray[np.int64]
     size_bytes: npt.NDArray[np.int64]
     joined_bytes: int
+    counts: PacketCounts
 
     def shares(self, count: int) -> list[FlowShare]:
         """The flows in `count` shares of about the same cost: the largest bucket first, each to the
@@ -153,14 +155,14 @@ def survey(files: Iterable[Split]) -> Survey:
     found = list(files)
     seed = np.random.default_rng().integers(1 << 63, dtype=np.uint64)
     counts = np.zeros((2, BUCKETS), np.int64)
-    joined_bytes = 0
+    joined_bytes, packet_counts = 0, PacketCounts()
     for file in found:
-        for segments in read(file, block_bytes=_BLOCK_BYTES):
+        for segments in read(file, packet_counts, block_bytes=_BLOCK_BYTES):
             _tally(segments.flows.view(np.uint32), segments.packets, seed, counts)
             if segments.is_joined:
                 joined_bytes += len(segments.data)
     packets, size_bytes = counts
-    return Survey(found, seed, packets, size_bytes, joined_bytes)
+    return Survey(found, seed, packets, size_bytes, joined_bytes, packet_counts)
 
 
 @lazy_kernel

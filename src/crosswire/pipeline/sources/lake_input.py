@@ -1,9 +1,9 @@
 """What there is of a hub's lake, looked at before any table is made of it.
 
 Rows are numbered node by node, and a file's name has its node, its first and its last number. So
-names alone show rows that are there twice and rows that are missing; the footer of each local file
-shows whether it holds what its name promises. Tables that are made of doubled or unknown rows would
-accuse the hub of what somebody did to its files.
+names alone show rows that are there twice and rows that are missing; the footer of each file shows
+whether it holds what its name promises, where pyarrow knows the file system. Tables that are made
+of doubled or unknown rows would accuse the hub of what somebody did to its files.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,6 +32,7 @@ _FOLDERS: Final = {"wire": "taps", "messages": "messages", "ledger": "ledgers", 
 """The tables of a lake, and the fields of Inputs with their folders."""
 _READERS: Final = 8
 _DATED: Final = "date="
+_PARQUET: Final = ".parquet"
 _NO_TABLE: Final = -1
 
 Listing = Callable[[str], Iterable[str]]
@@ -151,7 +153,10 @@ def _list(found: _TableFiles, folder: str, since: str, listing: Listing | None) 
 
 def _names(folder: str, listing: Listing | None) -> Iterator[str]:
     if "://" in folder:
-        yield from () if listing is None else listing(folder)
+        if folder.endswith(_PARQUET):
+            yield folder
+        else:
+            yield from () if listing is None else listing(folder)
         return
     path = Path(folder)
     if path.is_file():
@@ -170,17 +175,21 @@ def _names(folder: str, listing: Listing | None) -> Iterator[str]:
 
 
 def _check_contents(found: _TableFiles) -> None:
-    """Compare local files with their names, by their footers."""
-    local = [each for each in found.files if "://" not in str(each.path)]
+    """Compare files with their names, by their footers."""
+    files = found.files
     with ThreadPoolExecutor(_READERS) as pool:
-        for file, reason in zip(local, pool.map(_fault_of, local), strict=True):
+        for file, reason in zip(files, pool.map(_fault_of, files), strict=True):
             if reason is not None:
                 found.skip(str(file.path), reason)
 
 
 def _fault_of(file: LakeFile) -> str | None:
     try:
-        footer = pq.read_metadata(file.path)
+        opened = _open(file.path)
+        if opened is None:
+            return None  # Spark reads it by other means; its name was checked
+        with opened:
+            footer = opened.metadata
     except FileNotFoundError:
         return None  # compacted, or removed by retention, since it was listed
     except (OSError, pa.ArrowException) as error:
@@ -194,6 +203,20 @@ def _fault_of(file: LakeFile) -> str | None:
     if nodes is not None and nodes != (file.node, file.node):
         return "holds rows of another node than that of its name"
     return None
+
+
+def _open(path: Path | str) -> pq.ParquetFile | None:
+    """A file by its path or URL; None in a file system that pyarrow does not know. Raises OSError
+    or ArrowException if it is damaged."""
+    name = str(path)
+    if "://" not in name:
+        return pq.ParquetFile(name)
+    try:
+        # Listings have names as they are, and a URI has no spaces.
+        system, inside = fs.FileSystem.from_uri(quote(name, safe="/:@="))
+    except (OSError, pa.ArrowException):
+        return None
+    return pq.ParquetFile(inside, filesystem=system)
 
 
 def _shown(numbers: tuple[Any, Any] | None) -> str:
@@ -267,12 +290,12 @@ def _recorded_reason(hole: MissingLakeRows, recorded: Sequence[MissingLakeRows])
 
 def _times(path: Path | str) -> tuple[int, int] | None:
     """The lowest and the highest time in a file; None if it does not show them."""
-    name = str(path)
     try:
-        if "://" not in name:
-            return _range(pq.read_metadata(name), "time")
-        system, inside = fs.FileSystem.from_uri(name)
-        return _range(pq.read_metadata(inside, filesystem=system), "time")
+        opened = _open(path)
+        if opened is None:
+            return None
+        with opened:
+            return _range(opened.metadata, "time")
     except (OSError, pa.ArrowException):
         return None
 
@@ -281,7 +304,11 @@ def _recorded(found: _TableFiles) -> Iterator[MissingLakeRows]:
     """Gaps that hubs recorded themselves."""
     for file in found.files:
         try:
-            rows = pq.ParquetFile(file.path).read().to_pylist()
+            opened = _open(file.path)
+            if opened is None:
+                continue
+            with opened:
+                rows = opened.read().to_pylist()
         except (OSError, pa.ArrowException) as error:
             raise InvalidInput(f"can't read {file.path}: {error}") from error
         for row in rows:

@@ -21,9 +21,20 @@ from crosswire.capture.layout import (
     COOKED_2_TYPE,
     COOKED_TYPE,
     ENHANCED_PACKET_BLOCK,
+    ERSPAN_HEADER_BYTES,
     ETHERNET_TYPE,
     ETHERTYPES_IP,
+    ETHERTYPES_TUNNEL,
     ETHERTYPES_VLAN,
+    GRE_CHECKSUM,
+    GRE_ERSPAN,
+    GRE_ETHERNET,
+    GRE_HEADER_BYTES,
+    GRE_KEY,
+    GRE_OPTION_BYTES,
+    GRE_ROUTING,
+    GRE_SEQUENCE,
+    GRE_VERSION,
     INTERFACE_BLOCK,
     IPV4_DESTINATION,
     IPV4_FRAGMENT,
@@ -47,15 +58,22 @@ from crosswire.capture.layout import (
     LINK_ETHERNET,
     LINK_LOOP,
     LINK_NULL,
+    LINK_RAW,
     LOOPBACK_IP,
     MOST_BLOCK_BYTES,
     MOST_CAPTURED_BYTES,
+    MOST_TUNNELS,
     OLD_PACKET_BLOCK,
     PACKET_BLOCK_BYTES,
     PACKET_CAPTURED,
     PACKET_DATA,
     PACKET_TIME,
+    PROTOCOL_GRE,
     PROTOCOL_TCP,
+    PROTOCOL_UDP,
+    PROTOCOLS_IP,
+    PROTOCOLS_JOINED,
+    PROTOCOLS_TUNNEL,
     RECORD_CAPTURED,
     RECORD_FRACTION,
     RECORD_HEADER_BYTES,
@@ -63,7 +81,25 @@ from crosswire.capture.layout import (
     SIMPLE_BLOCK_BYTES,
     SIMPLE_DATA,
     SIMPLE_PACKET_BLOCK,
+    UDP_HEADER_BYTES,
+    UDP_TARGET,
+    UDP_TUNNEL_PORTS,
     VLAN_TAG_BYTES,
+    VXLAN_HAS_NETWORK,
+    VXLAN_HEADER_BYTES,
+    VXLAN_PORTS,
+)
+from crosswire.capture.packet_counts import (
+    ACKNOWLEDGEMENT,
+    CUT_HEADERS,
+    CUT_PAYLOAD,
+    ENCAPSULATED,
+    FRAGMENT,
+    MALFORMED,
+    NOT_IP,
+    NOT_TCP,
+    SEGMENT,
+    UNREADABLE_LINK_TYPE,
 )
 from crosswire.capture.tcp import (
     ACKNOWLEDGEMENT_AT,
@@ -281,28 +317,31 @@ def _nanoseconds(stamp: int, unit: int) -> int:
 
 
 @lazy_kernel
-def _ip_at(data: Bytes, start: int, end: int, link: int) -> int:
-    """Where the IP header begins, -1 if there is none."""
+def _ip_at(data: Bytes, start: int, end: int, link: int) -> tuple[int, int]:
+    """Where the IP header begins, with SEGMENT; else why there is none."""
+    if link < 0:
+        return UNREADABLE_LINK_TYPE, 0
     if link == LINK_ETHERNET:
         at = start + ETHERNET_TYPE
     elif link == LINK_COOKED:
         at = start + COOKED_TYPE
     elif link == LINK_COOKED_2:
         at = start + COOKED_2_TYPE
-    elif link in (LINK_NULL, LINK_LOOP):
-        return start + LOOPBACK_IP if start + LOOPBACK_IP < end else -1
     else:
-        return start if start < end else -1
+        at = start + LOOPBACK_IP if link in (LINK_NULL, LINK_LOOP) else start
+        return SEGMENT if at < end else CUT_HEADERS, at
     if at + 2 > end:
-        return -1
+        return CUT_HEADERS, 0
     ether = _u16(data, at)
     at = start + COOKED_2_IP if link == LINK_COOKED_2 else at + 2
     while ether in ETHERTYPES_VLAN:
         if at + VLAN_TAG_BYTES > end:
-            return -1
+            return CUT_HEADERS, 0
         ether = _u16(data, at + 2)
         at += VLAN_TAG_BYTES
-    return at if ether in ETHERTYPES_IP and at < end else -1
+    if ether in ETHERTYPES_IP:
+        return SEGMENT if at < end else CUT_HEADERS, at
+    return ENCAPSULATED if ether in ETHERTYPES_TUNNEL else NOT_IP, 0
 
 
 @lazy_kernel
@@ -346,6 +385,85 @@ def _inside_ipv6(data: Bytes, ip: int, end: int) -> tuple[int, int, int, bool]:
     return protocol, at, stop, False  # type: ignore[return-value]
 
 
+# --------------------------------------------------------------------------------------- tunnels
+
+
+@lazy_kernel
+def _inside_gre(data: Bytes, at: int, end: int) -> tuple[int, int, int]:
+    """Where the packet begins that GRE carries, and its link type, with SEGMENT; else why none can
+    be read."""
+    if at + GRE_HEADER_BYTES > end:
+        return CUT_HEADERS, 0, 0
+    flags, ether = _u16(data, at), _u16(data, at + 2)
+    if flags & (GRE_ROUTING | GRE_VERSION):
+        return ENCAPSULATED, 0, 0
+    at += GRE_HEADER_BYTES
+    for option in (GRE_CHECKSUM, GRE_KEY, GRE_SEQUENCE):
+        if flags & option:
+            at += GRE_OPTION_BYTES
+    if ether in ETHERTYPES_IP:
+        return SEGMENT, at, LINK_RAW
+    if ether == GRE_ERSPAN and flags & GRE_SEQUENCE:
+        at += ERSPAN_HEADER_BYTES
+    if ether in (GRE_ETHERNET, GRE_ERSPAN):
+        return SEGMENT, at, LINK_ETHERNET
+    return ENCAPSULATED, 0, 0
+
+
+@lazy_kernel
+def _inside_udp(data: Bytes, at: int, end: int) -> tuple[int, int, int]:
+    """Like `_inside_gre`, for VXLAN."""
+    if at + UDP_HEADER_BYTES > end:
+        return CUT_HEADERS, 0, 0
+    port = _u16(data, at + UDP_TARGET)
+    at += UDP_HEADER_BYTES
+    if port in VXLAN_PORTS:
+        if at + VXLAN_HEADER_BYTES > end:
+            return CUT_HEADERS, 0, 0
+        if data[at] & VXLAN_HAS_NETWORK:
+            return SEGMENT, at + VXLAN_HEADER_BYTES, LINK_ETHERNET
+    return ENCAPSULATED if port in UDP_TUNNEL_PORTS else NOT_TCP, 0, 0
+
+
+@lazy_kernel
+def _innermost(data: Bytes, start: int, end: int, link: int) -> tuple[int, int, int, int, int]:
+    """Where IP begins that carries TCP, where TCP begins, where it ends on the wire, and where the
+    capture of it ends; with SEGMENT, or FRAGMENT if it has to be joined first. Any other number is
+    why there is none."""
+    for _ in range(MOST_TUNNELS + 1):
+        kind, ip = _ip_at(data, start, end, link)
+        if kind != SEGMENT:
+            return kind, 0, 0, 0, 0
+        version = data[ip] >> 4
+        if version == 4:
+            protocol, at, stop, is_fragment = _inside_ipv4(data, ip, end)
+        elif version == 6:
+            protocol, at, stop, is_fragment = _inside_ipv6(data, ip, end)
+        else:
+            return MALFORMED, 0, 0, 0, 0
+        if protocol < 0:
+            return CUT_HEADERS, 0, 0, 0, 0
+        if protocol == PROTOCOL_TCP and not is_fragment:
+            return SEGMENT, ip, at, stop, end
+        if is_fragment:
+            return FRAGMENT if protocol in PROTOCOLS_JOINED else NOT_TCP, ip, at, stop, end
+        # What follows the packet is no part of what it carries.
+        end = min(end, stop)
+        if protocol in PROTOCOLS_IP:
+            start, link = at, LINK_RAW
+        elif protocol == PROTOCOL_GRE:
+            kind, start, link = _inside_gre(data, at, end)
+        elif protocol == PROTOCOL_UDP:
+            kind, start, link = _inside_udp(data, at, end)
+        elif version == 6 and protocol in IPV6_EXTENSIONS:
+            kind = CUT_HEADERS
+        else:
+            kind = ENCAPSULATED if protocol in PROTOCOLS_TUNNEL else NOT_TCP
+        if kind != SEGMENT:
+            return kind, 0, 0, 0, 0
+    return ENCAPSULATED, 0, 0, 0, 0
+
+
 # ------------------------------------------------------------------------------------------- TCP
 
 
@@ -387,46 +505,44 @@ def find_segments(
     packets: Packets,
     flows: npt.NDArray[np.uint8],
     fragments: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int64],
 ) -> tuple[int, int]:
     """Find the TCP segments in records: the number of segments and the number of fragments.
 
-    A row of `fragments` has a fragment's record, where its IP header begins, and the number of
-    segments before it: so that a joined packet is put where its last fragment was captured.
+    A row of `fragments` has a fragment's record, where its IP header begins, where its capture
+    ends, and the number of segments before it: so that a joined packet is put where its last
+    fragment was captured. `counts` has the packets and the bytes of each kind of `packet_counts`,
+    to which those of these records are added.
     """
     found = 0
     pieces = 0
     for index in range(len(starts)):
-        if links[index] < 0:
-            continue
         end = starts[index] + sizes[index]
-        ip = _ip_at(data, starts[index], end, links[index])
-        if ip < 0:
-            continue
-        version = data[ip] >> 4
-        if version == 4:
-            protocol, at, stop, is_fragment = _inside_ipv4(data, ip, end)
-        elif version == 6:
-            protocol, at, stop, is_fragment = _inside_ipv6(data, ip, end)
-        else:
-            continue
-        if protocol != PROTOCOL_TCP:
-            continue
-        if is_fragment:
-            fragments[pieces, 0], fragments[pieces, 1], fragments[pieces, 2] = index, ip, found
+        kind, ip, at, stop, end = _innermost(data, starts[index], end, links[index])
+        if kind == FRAGMENT:
+            fragments[pieces, 0], fragments[pieces, 1] = index, ip
+            fragments[pieces, 2], fragments[pieces, 3] = end, found
             pieces += 1
+        bits, body, length = np.uint8(0), np.int64(0), np.int64(0)
+        if kind == SEGMENT:
+            if at + HEADER_BYTES > stop:
+                kind = MALFORMED
+            elif at + HEADER_BYTES > end:
+                kind = CUT_HEADERS
+            else:
+                body = at + (np.int64(data[at + SIZE_AT]) >> 4) * 4
+                bits, length = data[at + FLAGS_AT] & np.uint8(FLAGS), stop - body
+                if body < at + HEADER_BYTES or body > stop:
+                    kind = MALFORMED
+                # A bare acknowledgement carries nothing of its own direction; it is cumulative, so
+                # a later segment with bytes repeats it.
+                elif not length and not bits & (SYN | FIN | RST):
+                    kind = ACKNOWLEDGEMENT
+        counts[kind, 0] += 1
+        counts[kind, 1] += sizes[index]
+        if kind != SEGMENT:
             continue
-        if at + HEADER_BYTES > end or at + HEADER_BYTES > stop:
-            continue
-        body = at + (np.int64(data[at + SIZE_AT]) >> 4) * 4
-        if body < at + HEADER_BYTES or body > stop:
-            continue
-        bits = data[at + FLAGS_AT] & FLAGS
-        length = stop - body
-        # A bare acknowledgement carries nothing of its own direction; it is cumulative, so a later
-        # segment with bytes repeats it.
-        if not length and not bits & (SYN | FIN | RST):
-            continue
-        is_ipv4 = version == 4
+        is_ipv4 = data[ip] >> 4 == 4
         forward = _is_forward(data, ip, at, is_ipv4)
         if is_ipv4:
             sender, receiver = ip + IPV4_SOURCE, ip + IPV4_DESTINATION
@@ -441,6 +557,9 @@ def find_segments(
         packet.start = body
         packet.size = max(0, min(stop, end) - body)
         packet.length = length
+        if packet.length > packet.size:
+            counts[CUT_PAYLOAD, 0] += 1
+            counts[CUT_PAYLOAD, 1] += packet.length - packet.size
         packet.number = _u32(data, at + SEQUENCE_AT, False)
         packet.acknowledgement = _u32(data, at + ACKNOWLEDGEMENT_AT, False)
         packet.flow = 0

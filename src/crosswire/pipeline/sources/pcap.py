@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
 
@@ -20,10 +21,11 @@ from pyspark.sql.types import StructType
 
 from crosswire.capture.classify import PortMap
 from crosswire.capture.flows import FLOW_BYTES
+from crosswire.capture.packet_counts import PacketCounts
 from crosswire.capture.reassembly import Segment
 from crosswire.errors import InvalidInput
 from crosswire.pipeline.sources.assembler import Assembler, plain
-from crosswire.pipeline.sources.capture_reader import Split, plain_file
+from crosswire.pipeline.sources.capture_reader import Split, plain_file, read, splits
 from crosswire.pipeline.sources.flow_shares import (
     FlowShare,
     MappedFile,
@@ -43,6 +45,7 @@ __all__ = [
     "Captures",
     "Change",
     "PcapDataSource",
+    "count_packets",
     "reassemble",
     "segment_rows",
     "segments_of",
@@ -74,7 +77,8 @@ class PcapDataSource(DataSource):
 
     Options: `path` (or `paths`, a line each), `splitBytes`, `columns` (comma separated; Spark does
     not pass on to a source which ones it needs), `since` (µs; earlier packets are left out);
-    `splits` instead of paths, as JSON, for a caller that has found the parts already.
+    `skipDamaged` (true: a capture is read up to where it is damaged or truncated, instead of ending
+    the query); `splits` instead of paths, as JSON, for a caller that has found the parts already.
 
     `spark.readStream` reads folders: new captures, and what is appended to old ones. A batch takes
     at most `maxBytesPerTrigger`, but at least one file.
@@ -112,6 +116,7 @@ class PcapDataSource(DataSource):
             self._columns(),
             int(self.options.get("splitBytes", SPLIT_BYTES)),
             int(self.options.get("since", 0)),
+            skip_damaged=self.options.get("skipDamaged", "false").lower() == "true",
         )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
@@ -132,7 +137,8 @@ def segments_of(spark: SparkSession, parts: list[Split], *, since_us: int = 0) -
     if not parts:
         shape = ", ".join(f"{name} {COLUMNS[name]}" for name in FOR_REASSEMBLY)
         return spark.createDataFrame([], shape)
-    return _source(spark, since_us).option("splits", msgspec.json.encode(parts).decode()).load()
+    splits = msgspec.json.encode([replace(part, counts=None) for part in parts])
+    return _source(spark, since_us).option("splits", splits.decode()).load()
 
 
 def _source(spark: SparkSession, since_us: int) -> DataFrameReader:
@@ -159,22 +165,36 @@ class Captures:
         since_us: int = 0,
         shuffle: bool = False,
         split_bytes: int = SPLIT_BYTES,
+        skip_damaged: bool = False,
     ) -> None:
         self._spark = spark
-        self._paths = list(paths)
+        paths = list(paths)
         self._ports = PortMap(dict(ports or {}))
         self._since_us = since_us
-        self._split_bytes = split_bytes
         self._survey: Survey | None = None
         self._shares = 0
+        self._splits: list[Split] = []
         if not shuffle:
-            self._survey, self._shares = _plan(self._paths, spark.sparkContext.defaultParallelism)
+            cores = spark.sparkContext.defaultParallelism
+            self._survey, self._shares = _plan(paths, cores, skip_damaged=skip_damaged)
+        if self._survey is None:
+            self._splits = [
+                split
+                for path in paths
+                for split in splits(path, split_bytes, skip_damaged=skip_damaged)
+            ]
 
     @property
     def is_shuffled(self) -> bool:
         """Whether segments are shuffled: then reading the captures twice costs more than storing
         what was made of them."""
         return self._survey is None
+
+    def counts(self) -> PacketCounts:
+        """What became of all packets."""
+        if self._survey is not None:
+            return self._survey.counts
+        return count_packets(self._spark, self._splits)
 
     def wire(self) -> DataFrame:
         """bronze.wire; a connection is in one partition, and its rows are in order there."""
@@ -184,8 +204,7 @@ class Captures:
         """What `change` makes of batches of bronze.wire in the task that makes these: only the
         result is sent to the JVM, which costs more than the decoding."""
         if self._survey is None:
-            source = _source(self._spark, self._since_us).option("splitBytes", self._split_bytes)
-            segments = source.option("paths", "\n".join(self._paths)).load()
+            segments = segments_of(self._spark, self._splits, since_us=self._since_us)
             return reassemble(segments, self._ports, change, columns)
         files, ports, since_ns = self._survey.files, self._ports, self._since_us * 1000
         shares = self._survey.shares(self._shares)
@@ -199,11 +218,39 @@ class Captures:
         return numbers.mapInArrow(read_share, columns)
 
 
-def _plan(paths: list[str], cores: int) -> tuple[Survey | None, int]:
+def count_packets(spark: SparkSession, parts: list[Split]) -> PacketCounts:
+    """What became of the packets in parts of capture files; tasks count those of parts in which
+    they are not counted yet."""
+    total = PacketCounts()
+    unknown = []
+    for part in parts:
+        if part.counts is None:
+            unknown.append((msgspec.json.encode(part).decode(),))
+        else:
+            total.merge(part.counts)
+    if not unknown:
+        return total
+
+    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        counts = PacketCounts()
+        for batch in batches:
+            for text in batch.column(0).to_pylist():
+                for _ in read(msgspec.json.decode(text, type=Split), counts):
+                    pass  # only the counts matter here
+        yield pa.RecordBatch.from_pylist([{"counts": msgspec.json.encode(counts).decode()}])
+
+    tasks = min(len(unknown), 4 * spark.sparkContext.defaultParallelism)
+    given = spark.createDataFrame(unknown, "part string").repartition(tasks)
+    for row in given.mapInArrow(count, "counts string").collect():
+        total.merge(msgspec.json.decode(row.counts, type=PacketCounts))
+    return total
+
+
+def _plan(paths: list[str], cores: int, *, skip_damaged: bool) -> tuple[Survey | None, int]:
     """A survey of the files and the number of shares; (None, 0) if segments have to be shuffled."""
     if cores > _MOST_CORES or len(paths) > _MOST_FILES:
         return None, 0
-    files = [plain_file(path) for path in paths]
+    files = [plain_file(path, skip_damaged=skip_damaged) for path in paths]
     plain = [file for file in files if file is not None]
     if len(plain) < len(files) or sum(file.size_bytes for file in plain) > _MOST_BYTES:
         return None, 0

@@ -71,24 +71,28 @@ class PcapReader(DataSourceReader):
         columns: list[str],
         split_bytes: int,
         since_us: int,
+        *,
+        skip_damaged: bool = False,
     ) -> None:
         self._paths = paths
         self._parts = parts
         self._columns = columns
         self._split_bytes = split_bytes
         self._since_ns = since_us * 1000
+        self._skip_damaged = skip_damaged
 
     def partitions(self) -> list[InputPartition]:
         """A partition for each part."""
         if self._parts:
-            files = {path: file for file, path in enumerate(sorted({p.path for p in self._parts}))}
+            paths = dict.fromkeys(part.path for part in self._parts)
+            files = {path: file for file, path in enumerate(paths)}
             return [PcapPartition(files[part.path], part) for part in self._parts]
         if not self._paths:
             raise InvalidInput("pcap needs the path of a capture file")
         return [
             PcapPartition(file, split)
             for file, path in enumerate(self._paths)
-            for split in splits(path, self._split_bytes)
+            for split in splits(path, self._split_bytes, skip_damaged=self._skip_damaged)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -31,14 +31,24 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
+from crosswire.capture.packet_counts import PacketCounts
 from crosswire.errors import InvalidInput
 from crosswire.pipeline.files import Files, lock
 from crosswire.pipeline.output import STREAM
 from crosswire.pipeline.sources.new_input import InputPosition
-from crosswire.pipeline.stream.columns import KEPT, TARGET_TABLE
 from crosswire.pipeline.stream.watermarks import CompleteUpTo, HubTimes
+from crosswire.pipeline.tables.catalog import CATALOG, entry
+from crosswire.pipeline.tables.finality import KEPT, TARGET_TABLE
 from crosswire.pipeline.tables.missing_rows import MissingLakeRows
 from crosswire.pipeline.tables.names import LAYERS
+from crosswire.pipeline.tables.published import (
+    DATE,
+    NO_DATE,
+    date_of_rows,
+    published,
+    restored,
+    schema_of,
+)
 
 __all__ = ["DAYS", "StreamCommit", "StreamOutput", "StreamStaging", "StreamStart"]
 
@@ -49,9 +59,9 @@ _OPEN: Final = "open."
 _PROVISIONAL: Final = "open-"
 """The names of files with provisional rows begin with this: readers of a folder see them, and the
 next batch finds them."""
-_NO_DATE: Final = "__HIVE_DEFAULT_PARTITION__"
-"""How Spark names the folder of rows whose date is null."""
-_VERSION: Final = 2
+_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+"""How Spark names the folder of rows whose date is null: rows of the layer `open` have none."""
+_VERSION: Final = 4
 """Version of all that is stored in `.stream`: a stream of another version is refused."""
 
 
@@ -87,9 +97,11 @@ class StreamCommit(msgspec.Struct, frozen=True):
     position         the input that was read
     reached          the watermark of captures and taps
     state            folders of the state for the next batch, by name
-    schemas          Spark's schemas of tables and states, as JSON
+    schemas          Spark's schemas of states, as JSON
     rows             by table: final rows of all batches, provisional rows of this one
     accounts         sums of gold.accounting by protocol, of final rows; open_accounts: provisional
+    packets          what became of the packets of captures, in all batches
+    refused          refused connections of final rows; open_refused: provisional
     clocks           by node: the newest time of each of the hub's tables
     missing          rows of lakes that should have been in the input and were nowhere
     findings         counts of gold.reconciliation and gold.deliveries; open_findings: provisional
@@ -107,6 +119,9 @@ class StreamCommit(msgspec.Struct, frozen=True):
     rows: dict[str, tuple[int, int]] = {}
     accounts: dict[str, dict[str, int]] = {}
     open_accounts: dict[str, dict[str, int]] = {}
+    packets: PacketCounts = msgspec.field(default_factory=PacketCounts)
+    refused: int = 0
+    open_refused: int = 0
     clocks: dict[str, HubTimes] = {}
     missing: list[MissingLakeRows] = []
     findings: dict[str, int] = {}
@@ -213,7 +228,7 @@ class StreamOutput:
         path = None if self.last is None else self.last.state.get(name)
         if self.last is None or path is None or not self._files.exists(path):
             return None
-        return self.read(path, self.last.schemas[name])
+        return self._spark.read.schema(_shape(self.last.schemas[name])).parquet(path)
 
     def kept(self, table: str, dates: Iterable[str | None] | None = None) -> list[str]:
         """The files of a table with final rows, of these dates or all."""
@@ -228,10 +243,11 @@ class StreamOutput:
         return found
 
     def rows_of(self, table: str, files: list[str]) -> DataFrame | None:
-        """The rows in these files of a table; None if there are no files."""
-        if self.last is None or not files:
+        """The rows in these files of a table, in the columns that they were computed with; None if
+        there are no files."""
+        if not files:
             return None
-        return self.read_files(files, self.last.schemas[table])
+        return self._read_table(table, files)
 
     def days(self, table: str, dates: list[str]) -> DataFrame | None:
         """The rows of these days, of a table that is replaced by day; None if there are none."""
@@ -239,22 +255,21 @@ class StreamOutput:
             return None
         kept = self.last.days.get(table, {})
         files = [file for date in dates for file in kept.get(date, ())]
-        return self.read_files(files, self.last.schemas[table]) if files else None
+        return self.rows_of(table, files)
 
-    def read(self, path: str, schema: str) -> DataFrame:
-        """The rows of a file or folder; `schema` is JSON as in `StreamCommit.schemas`."""
-        return self.read_files([path], schema)
-
-    def read_files(self, paths: list[str], schema: str) -> DataFrame:
-        """The rows of several files. With the schema given, Spark need not open one to find it."""
-        return self._spark.read.schema(_shape(schema)).parquet(*paths)
+    def _read_table(self, table: str, files: list[str]) -> DataFrame:
+        # With the schema given, Spark need not open a file to find it.
+        found = self._spark.read.schema(schema_of(entry(table))).parquet(*files)
+        return restored(entry(table), found)
 
     # Writing.
 
     def stage(self) -> StreamStaging:
         """A new staging folder for the batch after the last commit."""
         batch = 0 if self.last is None else self.last.batch + 1
-        return StreamStaging(self._spark, f"{self._home}/new-{uuid.uuid4().hex[:12]}", batch)
+        known = frozenset() if self.last is None else frozenset(self.last.rows)
+        folder = f"{self._home}/new-{uuid.uuid4().hex[:12]}"
+        return StreamStaging(self._spark, folder, batch, known)
 
     def commit(
         self,
@@ -324,7 +339,7 @@ class StreamOutput:
             kept = keys[KEPT] == "true"
             # Spark's file names are unique within a write; with the batch they are in the table.
             prefix = f"{batch:08}" if kept or by_day else f"{_PROVISIONAL}{batch:08}"
-            inner = f"date={date}/" if date not in (None, _NO_DATE) else ""
+            inner = f"date={date}/" if date not in (None, _NULL) else ""
             layer, _, table = table_name.partition(".")
             home = f"{self._home}/days" if layer == DAYS else f"{self.root}/{layer}"
             target = f"{home}/{table}/{inner}{prefix}-{name}"
@@ -368,11 +383,15 @@ def _is_commit(path: str) -> bool:
 class StreamStaging:
     """Where a batch writes before its commit; several threads may write different tables.
 
-    `rows`, `schemas`, `by_day` and `saved` describe what was written, for the commit.
+    `rows`, `schemas` (of states), `by_day` and `saved` describe what was written, for the commit.
     """
 
-    def __init__(self, spark: SparkSession, folder: str, batch: int) -> None:
+    def __init__(
+        self, spark: SparkSession, folder: str, batch: int, known: frozenset[str] = frozenset()
+    ) -> None:
+        """`known` are the tables that earlier batches have made."""
         self._spark = spark
+        self._known = known
         self.folder = folder
         self.batch = batch
         self.by_day: set[str] = set()
@@ -385,33 +404,38 @@ class StreamStaging:
         name: str,
         rows: DataFrame,
         *,
-        tables: tuple[str, ...],
-        dated_by: str | None = None,
+        more: tuple[str, ...] = (),
         by_day: bool = False,
+        folder: str = "",
     ) -> None:
-        """Write rows with `kept`, each to its TARGET_TABLE if there are several `tables`.
+        """Write rows with `kept` to a table of the catalog, each to its TARGET_TABLE if there are
+        several: that of the open rows, and `more`.
 
-        Tables are partitioned by the date of `dated_by`, except those of the layer `open`: these
-        are small and replaced as a whole. `by_day`: the batch replaces whole days of the table.
+        Tables are partitioned by date, except those of the layer `open`: these are small and
+        replaced as a whole. `by_day`: the batch replaces whole days of the table. `folder` keeps
+        apart what is written to one table at several times.
         """
+        table = CATALOG[name]
+        tables = (*table.paths, *more)
         if TARGET_TABLE not in rows.columns:
             rows = rows.withColumn(TARGET_TABLE, F.lit(tables[0]))
         # Counted while they are written: a count afterwards would read the files again.
         counted = Observation()
-        kept, table = F.col(KEPT), F.col(TARGET_TABLE)
+        kept, target = F.col(KEPT), F.col(TARGET_TABLE)
         metrics = [
-            F.count_if((kept if flag else ~kept) & (table == each)).alias(f"{number}{flag}")
+            F.count_if((kept if flag else ~kept) & (target == each)).alias(f"{number}{flag}")
             for number, each in enumerate(tables)
             for flag in (True, False)
         ]
         rows = rows.observe(counted, *metrics)
         folders = [TARGET_TABLE, KEPT]
-        schema = [field for field in rows.schema.fields if field.name not in folders]
-        if dated_by is not None:
-            day = F.to_date(F.timestamp_micros(F.col(dated_by)))
-            rows = rows.withColumn("date", F.when(~table.startswith(_OPEN), day))
-            folders.append("date")
-        rows.write.partitionBy(*folders).parquet(f"{self.folder}/tables/{name}")
+        if table.dated_by:
+            day = F.when(~target.startswith(_OPEN), date_of_rows(table))
+            rows = rows.withColumn(DATE, day)
+            folders.append(DATE)
+        revocable = F.lit(True) if table.adds_up else ~kept
+        made = published(table, rows, revocable, *folders)
+        made.write.partitionBy(*folders).parquet(f"{self.folder}/tables/{folder or name}")
         found = counted.get
         for number, each in enumerate(tables):
             kept_rows, provisional_rows = self.rows.get(each, (0, 0))
@@ -419,15 +443,17 @@ class StreamStaging:
                 kept_rows + found[f"{number}True"],
                 provisional_rows + found[f"{number}False"],
             )
-            self.schemas[each] = StructType(schema).json()
             if by_day:
                 self.by_day.add(each)
-            elif not self.batch and (dated_by is None or each.startswith(_OPEN)):
-                # A table without rows must exist too: readers expect its folder and its schema.
-                empty = self._spark.createDataFrame([], StructType(schema)).coalesce(1)
-                empty.write.parquet(
-                    f"{self.folder}/tables/{each}/{TARGET_TABLE}={each}/{KEPT}=true"
-                )
+            if each not in self._known and each not in more and not folder:
+                self._write_empty(each, is_dated=bool(table.dated_by) and number == 0)
+
+    def _write_empty(self, table: str, *, is_dated: bool) -> None:
+        """Write a file without rows: readers expect the folder and the schema of a table that has
+        no rows, or none left."""
+        empty = self._spark.createDataFrame([], schema_of(entry(table))).coalesce(1)
+        day = f"/{DATE}={NO_DATE}" if is_dated else ""
+        empty.write.parquet(f"{self.folder}/tables/{table}/{TARGET_TABLE}={table}/{KEPT}=true{day}")
 
     def subtract(self, table: str, rows: int) -> None:
         """Subtract final rows of earlier batches that this batch replaces."""
@@ -459,11 +485,14 @@ class StreamStaging:
         self.save(name, name, made)
         return made
 
-    def read(self, name: str, *tables: str) -> DataFrame:
-        """The rows that were written under this name for these tables, with `kept`."""
-        shape = _shape(self.schemas[tables[0]]).add(KEPT, "boolean").add(TARGET_TABLE, "string")
+    def read(self, name: str) -> DataFrame:
+        """The rows that were written to a table, open ones included, with `kept`."""
+        table = CATALOG[name]
+        shape = StructType([*schema_of(table).fields])
+        shape = shape.add(KEPT, "boolean").add(TARGET_TABLE, "string")
         rows = self._spark.read.schema(shape).parquet(f"{self.folder}/tables/{name}")
-        return rows.where(F.col(TARGET_TABLE).isin(*tables)).drop(TARGET_TABLE)
+        rows = rows.where(F.col(TARGET_TABLE).isin(*table.paths))
+        return restored(table, rows, KEPT)
 
 
 def _shape(schema: str) -> StructType:

@@ -31,8 +31,9 @@ from crosswire.pipeline.decode.arrow_batches import Batches
 from crosswire.pipeline.decode.decoded_connection import WIRE_COLUMNS
 from crosswire.pipeline.sources.flow_rows import FlowRows
 from crosswire.pipeline.sources.pcap import segment_rows
-from crosswire.pipeline.stream.columns import DECODED, KEPT
+from crosswire.pipeline.stream.columns import DECODED
 from crosswire.pipeline.stream.watermarks import CompleteUpTo
+from crosswire.pipeline.tables.finality import KEPT
 
 __all__ = ["FLOWS", "decode_on", "reassemble_on"]
 

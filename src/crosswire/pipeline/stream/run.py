@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -19,7 +20,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from crosswire.errors import InvalidInput
 from crosswire.lake.schemas import MESSAGES
 from crosswire.pipeline.sources.inputs import find_inputs
 from crosswire.pipeline.sources.new_input import (
@@ -31,21 +31,21 @@ from crosswire.pipeline.sources.new_input import (
 )
 from crosswire.pipeline.sources.pcap import SPLIT_BYTES
 from crosswire.pipeline.spark import plain_errors
-from crosswire.pipeline.stream.columns import KEPT
 from crosswire.pipeline.stream.commits import StreamCommit, StreamOutput, StreamStaging, StreamStart
+from crosswire.pipeline.stream.driver import StreamDriver
 from crosswire.pipeline.stream.ledger_tables import LedgerTables
-from crosswire.pipeline.stream.wire_tables import WireTables
-from crosswire.pipeline.summary import LEDGER_TABLES, NO_LEDGER, NO_WIRE, ONLY_RECORDS, Summary
+from crosswire.pipeline.summary import LEDGER_TABLES, NO_LEDGER, NO_WIRE, RECORD_TABLES, Summary
 from crosswire.pipeline.tables.accounting import SUMS
 from crosswire.pipeline.tables.deliveries import LATE_US
-from crosswire.pipeline.tables.messages import from_hub
 from crosswire.pipeline.tables.names import LAYERS, VERDICTS
+from crosswire.pipeline.tables.registry import TableRun
 
-__all__ = ["BatchDone", "Stream", "run_stream"]
+__all__ = ["BatchBegun", "BatchDone", "Stream", "run_stream"]
 
 BATCH_BYTES: Final = 1 << 30
 _POLL_S: Final = 1.0
 _ATTEMPTS: Final = 3
+_CANCEL_S: Final = 0.3
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,15 @@ class Stream:
 
 
 @dataclass(frozen=True)
+class BatchBegun:
+    """A batch that is processed now: its number and its input."""
+
+    batch: int
+    files: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
 class BatchDone:
     """A batch that was committed: its number, its input, its rows by table, its duration."""
 
@@ -84,19 +93,21 @@ def run_stream(
     stream: Stream,
     *,
     stop: threading.Event | None = None,
+    begin: Callable[[BatchBegun], None] | None = None,
     notify: Callable[[BatchDone], None] | None = None,
 ) -> Summary:
     """Continue a stream after its last commit, until all input is read or `stop` is set.
 
-    `notify` is called after each commit. Raises PipelineError; what was committed stays, and the
-    next run continues after it.
+    That cancels a batch that is being processed: the next run reads its input again. `begin` is
+    called before each batch, `notify` after its commit. Raises PipelineError; what was committed
+    stays, and the next run continues after it.
     """
     stop = stop or threading.Event()
     start = time.monotonic()
     with plain_errors():
         output = StreamOutput(spark, stream.output)
         try:
-            return _StreamLoop(spark, stream, output, stop, notify).run(start)
+            return _StreamLoop(spark, stream, output, stop, begin, notify).run(start)
         finally:
             output.close()
 
@@ -110,6 +121,7 @@ class _StreamLoop:
         stream: Stream,
         output: StreamOutput,
         stop: threading.Event,
+        begin: Callable[[BatchBegun], None] | None,
         notify: Callable[[BatchDone], None] | None,
     ) -> None:
         self._spark = spark
@@ -117,7 +129,11 @@ class _StreamLoop:
         self._once = stream.once
         self._paths = stream.paths
         self._stop = stop
+        self._begin = begin
         self._notify = notify
+        self._ended = threading.Event()
+        self._cancelling = threading.Lock()
+        self._is_cancelled = False
         wanted = StreamStart(
             sorted(stream.tables),
             stream.since_us,
@@ -132,7 +148,7 @@ class _StreamLoop:
             batch_bytes=stream.batch_bytes,
             split_bytes=SPLIT_BYTES,
             patient=not stream.once,
-            records=self._begun.wants(*LEDGER_TABLES),
+            records=self._begun.wants(*RECORD_TABLES),
         )
 
     def run(self, start: float) -> Summary:
@@ -140,14 +156,18 @@ class _StreamLoop:
         if self._once and self._output.last is None:
             # Nobody waits for input that comes later: raise InvalidInput if there is none.
             find_inputs(self._paths)
-        while not self._stop.is_set():
-            for new_input in self._finder.look(self._position):
-                if self._stop.is_set():
+        threading.Thread(target=self._cancel, name="crosswire-stop", daemon=True).start()
+        try:
+            while not self._stop.is_set():
+                for new_input in self._finder.look(self._position):
+                    if self._stop.is_set():
+                        break
+                    self._process(new_input)
+                if self._once:
                     break
-                self._process(new_input)
-            if self._once:
-                break
-            self._stop.wait(_POLL_S)
+                self._stop.wait(_POLL_S)
+        finally:
+            self._ended.set()
         return replace(self._summary(start), notes=self._notes())
 
     def _notes(self) -> list[str]:
@@ -171,13 +191,17 @@ class _StreamLoop:
             start = time.monotonic()
             batch = _StreamBatch(self._spark, self._begun, self._output, new_input)
             before = batch.input_files()
+            if self._begin is not None:
+                files, size_bytes = new_input.files, new_input.size_bytes
+                self._begin(BatchBegun(batch.staging.batch, files, size_bytes))
             try:
-                commit = batch.run()
+                with self._cancelled_by_stop():
+                    commit = batch.run()
             except Exception as error:
                 self._output.discard(batch.staging)
                 if self._stop.is_set():
-                    # SIGINT reaches Spark's Python workers too, and their tasks fail. The next run
-                    # reads this input again.
+                    # It was cancelled, or SIGINT reached Spark's Python workers, and their tasks
+                    # failed. The next run reads this input again.
                     return
                 # A position counts rows, not files: compacted files hold the same rows under
                 # other names, so the batch can be run again with those.
@@ -198,6 +222,27 @@ class _StreamLoop:
                 self._notify(done)
             return
 
+    @contextmanager
+    def _cancelled_by_stop(self) -> Iterator[None]:
+        """What Spark does meanwhile is cancelled when the stop comes: a batch may take minutes."""
+        with self._cancelling:
+            self._is_cancelled = True
+        try:
+            yield
+        finally:
+            # No job after this may be cancelled: the summary counts rows.
+            with self._cancelling:
+                self._is_cancelled = False
+
+    def _cancel(self) -> None:
+        """On a thread of its own: after the stop, cancel what may be cancelled, until the end."""
+        while not self._ended.wait(_CANCEL_S):
+            if self._stop.is_set():
+                # Again and again: between two jobs of a batch there is none to cancel.
+                with self._cancelling:
+                    if self._is_cancelled:
+                        self._spark.sparkContext.cancelAllJobs()
+
     def _summary(self, start: float) -> Summary:
         """The state of all tables, not only what this run added."""
         last = self._output.last
@@ -207,7 +252,8 @@ class _StreamLoop:
         # Of tables that are replaced by day, `last.rows` counts a day each time it was written.
         for table in rows.keys() & last.days.keys():
             files = [file for each in last.days[table].values() for file in each]
-            rows[table] = self._output.read_files(files, last.schemas[table]).count()
+            found_rows = self._output.rows_of(table, files)
+            rows[table] = 0 if found_rows is None else found_rows.count()
         totals: dict[str, dict[str, int]] = {}
         for part in (last.accounts, last.open_accounts):
             for name, sums in part.items():
@@ -221,7 +267,14 @@ class _StreamLoop:
             name: count + last.open_findings.get(name, 0) for name, count in last.findings.items()
         }
         counts = {name: n for name, n in findings.items() if n or name not in VERDICTS}
-        return Summary(rows, found, time.monotonic() - start, counts)
+        return Summary(
+            rows,
+            found,
+            time.monotonic() - start,
+            counts,
+            packets=last.packets.rows(),
+            refused=last.refused + last.open_refused,
+        )
 
 
 class _StreamBatch:
@@ -243,7 +296,7 @@ class _StreamBatch:
         self._has_wire = bool(new_input.taps or new_input.captures)
         self._ledger_tables: LedgerTables | None = None
         position = new_input.position
-        if begun.wants(*LEDGER_TABLES) and (position.taps or position.ledgers):
+        if begun.wants(*RECORD_TABLES) and (position.taps or position.ledgers):
             self._ledger_tables = LedgerTables(
                 spark,
                 output,
@@ -252,20 +305,22 @@ class _StreamBatch:
                 self._read_rows,
                 begun=begun,
             )
-        self._wire_tables = WireTables(
+        self._driver = StreamDriver(
             spark,
             output,
             self.staging,
             new_input,
             self._read_rows,
             begun=begun,
-            ledger_tables=self._ledger_tables,
+            ledger=self._ledger_tables,
         )
+        self._tables = TableRun(self._driver)
 
     @property
     def replaced_days(self) -> dict[str, set[str]]:
         """By table: days whose files this batch has written again."""
-        return self._wire_tables.replaced_days
+        of_ledger = {} if self._ledger_tables is None else self._ledger_tables.replaced_days
+        return {**self._driver.replaced_days, **of_ledger}
 
     @property
     def replaced_files(self) -> list[str]:
@@ -285,55 +340,57 @@ class _StreamBatch:
 
     def run(self) -> StreamCommit:
         """Write the tables into the staging folder; returns what is to be committed."""
-        if self._new_input.position.alone:
-            self._from_hub()
+        new_input = self._new_input
         if self._has_wire:
-            self._wire_tables.run()
-        elif self._ledger_tables is not None:
-            self._ledger_tables.run(None)
+            self._tables.from_wire(self._driver.decode())
+        else:
+            self._driver.begin(None)
+            if new_input.position.alone:
+                new = new_input.messages
+                self._tables.from_records(self._read_rows(new, MESSAGES) if new else None)
+            else:
+                self._driver.ledger_tables(None)
         return self._commit()
 
     def _commit(self) -> StreamCommit:
         """The last commit, with what this batch adds."""
-        last, wire, ledger = self._last, self._wire_tables, self._ledger_tables
+        last, driver, ledger = self._last, self._driver, self._ledger_tables
         rows = dict(last.rows) if last is not None else {}
         for name, (kept, provisional) in self.staging.rows.items():
             rows[name] = (rows.get(name, (0, 0))[0] + kept, provisional)
         sums = dict(last.accounts) if last is not None else {}
-        for name, added in wire.accounts[True].items():
+        for name, added in self._tables.accounts[True].items():
             before = sums.get(name, {})
             sums[name] = {each: before.get(each, 0) + added[each] for each in SUMS}
         findings = dict(last.findings) if last is not None else {}
         for name, count in ledger.findings[True].items() if ledger is not None else ():
             findings[name] = findings.get(name, 0) + count
-        open_accounts, unsettled_days = wire.accounts[False], wire.unsettled_days
+        open_accounts = self._tables.accounts[False]
+        unsettled_days = driver.unsettled_days
+        refused, open_refused = self._tables.refused[True], self._tables.refused[False]
+        if last is not None:
+            refused += last.refused
         if last is not None and not self._has_wire:
             # Nothing was decoded: what was provisional still is.
             open_accounts, unsettled_days = last.open_accounts, last.unsettled_days
+            open_refused = last.open_refused
         return StreamCommit(
             batch=self.staging.batch,
             position=self._new_input.position,
-            reached=wire.reached,
+            reached=driver.reached,
             schemas={**(last.schemas if last is not None else {}), **self.staging.schemas},
             rows=rows,
             accounts=sums,
             open_accounts=open_accounts,
+            packets=driver.packets,
+            refused=refused,
+            open_refused=open_refused,
             unsettled_days=unsettled_days,
             clocks=ledger.hub_times if ledger is not None else {},
             missing=[*(last.missing if last is not None else ()), *self._new_input.missing],
             findings=findings,
             open_findings=ledger.findings[False] if ledger is not None else {},
         )
-
-    def _from_hub(self) -> None:
-        """Write silver.messages of a hub that does not tap its connections."""
-        if not self._begun.wants("messages", "deliveries"):
-            raise InvalidInput(ONLY_RECORDS)
-        if not self._begun.wants("messages") or not self._new_input.messages:
-            return
-        envelopes = self._read_rows(self._new_input.messages, MESSAGES)
-        rows = from_hub(envelopes).withColumn(KEPT, F.lit(True))
-        self.staging.write("messages", rows, tables=("silver.messages",), dated_by="time")
 
     def _read_rows(self, ranges: Iterable[LakeRows], schema: pa.Schema) -> DataFrame:
         """Rows of lakes by their numbers, from whatever files hold them now."""
@@ -343,6 +400,9 @@ class _StreamBatch:
             between = F.col("seq").between(each.first, each.last)
             wanted = wanted | ((F.col("node") == each.node) & between)
         files = files_of(ranges, self._output.listing)
-        rows = self._spark.read.schema(from_arrow_schema(schema)).parquet(*files).where(wanted)
+        columns = from_arrow_schema(schema)
+        if not files:
+            return self._spark.createDataFrame([], columns)  # removed by retention
+        rows = self._spark.read.schema(columns).parquet(*files).where(wanted)
         since_us = self._begun.since_us
         return rows.where(F.col("time") >= since_us) if since_us else rows

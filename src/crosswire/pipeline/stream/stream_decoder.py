@@ -22,8 +22,9 @@ from crosswire.pipeline.decode.columnar import ColumnarDecoder, ConnectionKey
 from crosswire.pipeline.decode.decoded_connection import WIRE_COLUMNS, DecodedConnection
 from crosswire.pipeline.decode.row_schema import ARROW
 from crosswire.pipeline.sources.flow_rows import NODE
-from crosswire.pipeline.stream.columns import DECODED, KEPT, STATES
+from crosswire.pipeline.stream.columns import DECODED, STATES
 from crosswire.pipeline.stream.watermarks import CompleteUpTo
+from crosswire.pipeline.tables.finality import KEPT
 
 __all__ = ["StreamDecoder"]
 

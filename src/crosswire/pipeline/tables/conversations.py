@@ -18,9 +18,10 @@ from crosswire.lake.schemas import BACKWARD, FORWARD
 from crosswire.pipeline.decode.meanings.contract import REQUEST, RESPONSE
 from crosswire.pipeline.tables.legs import clients, leg_of_request
 from crosswire.pipeline.tables.names import UNANSWERED
+from crosswire.pipeline.tables.principals import minute_of, with_principal
 from crosswire.pipeline.tables.sessions import ended_connections
 
-__all__ = ["CALL_COLUMNS", "calls", "conversations", "with_partner"]
+__all__ = ["CALL", "CALL_COLUMNS", "calls", "conversations", "with_partner"]
 
 CALL_COLUMNS: Final = (
     "node",
@@ -37,7 +38,8 @@ CALL_COLUMNS: Final = (
 )
 """The columns of silver.messages that conversations are made of."""
 
-_CALL: Final = ("node", "connection", "asker", "correlation")
+CALL: Final = ("node", "connection", "asker", "correlation")
+"""The key of calls that share a correlation."""
 
 
 def calls(messages: DataFrame) -> DataFrame:
@@ -49,13 +51,13 @@ def calls(messages: DataFrame) -> DataFrame:
     """
     is_request = F.col("kind") == REQUEST
     other = F.when(F.col("direction") == FORWARD, BACKWARD).otherwise(FORWARD)
-    turn = F.row_number().over(Window.partitionBy(*_CALL, "kind").orderBy("offset"))
+    turn = F.row_number().over(Window.partitionBy(*CALL, "kind").orderBy("offset"))
     return (
         messages.where(F.col("kind").isin(REQUEST, RESPONSE) & F.col("correlation").isNotNull())
         .withColumn("asker", F.when(is_request, F.col("direction")).otherwise(other))
         # One shuffle by the whole key serves the window here and the aggregation or window of the
         # caller; left to itself, Spark would shuffle by (key, kind) first and by key again.
-        .repartition(*_CALL)
+        .repartition(*CALL)
         .withColumn("turn", turn)
     )
 
@@ -65,22 +67,25 @@ def with_partner(numbered: DataFrame) -> DataFrame:
 
     Turns have no holes, so both sides have a turn n if n is not above the number of either.
     """
-    every = Window.partitionBy(*_CALL)
+    every = Window.partitionBy(*CALL)
     requests = F.count_if(F.col("kind") == REQUEST).over(every)
     responses = F.count_if(F.col("kind") == RESPONSE).over(every)
     return numbered.withColumn("matched", F.col("turn") <= F.least(requests, responses))
 
 
-def conversations(messages: DataFrame, directions: DataFrame) -> DataFrame:
-    """One row for each request, from silver.messages (at least CALL_COLUMNS) and the directions of
-    their connections. Responses whose request was not captured are left out."""
+def conversations(
+    messages: DataFrame, directions: DataFrame, known: DataFrame | None = None
+) -> DataFrame:
+    """One row for each request, from silver.messages (at least CALL_COLUMNS), the directions of
+    their connections and the `principals` that are known. Responses whose request was not captured
+    are left out."""
 
     def of(kind: str, column: str, name: str) -> Column:
         return F.max(F.when(F.col("kind") == kind, F.col(column))).alias(name)
 
     pairs = (
         calls(messages)
-        .groupBy(*_CALL, "turn")
+        .groupBy(*CALL, "turn")
         .agg(
             of(REQUEST, "protocol", "protocol"),
             of(REQUEST, "destination", "destination"),
@@ -101,12 +106,14 @@ def conversations(messages: DataFrame, directions: DataFrame) -> DataFrame:
     latency_us = F.greatest(F.col("answered") - F.col("asked"), F.lit(0))
     key = ["node", "connection"]
     return (
-        pairs.join(ended, key, "left")
+        with_principal(pairs, known, minute_of(F.col("asked")))
+        .join(ended, key, "left")
         .join(clients(directions), key, "left")
         .select(
             "node",
             "connection",
             "client",
+            "principal",
             "protocol",
             "destination",
             leg_of_request(F.col("asker")).alias("leg"),

@@ -39,6 +39,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
+from crosswire.pipeline.decode.meanings.contract import RESPONSE
 from crosswire.pipeline.tables.missing_rows import ALWAYS_US, MissingLakeRows, reason_between
 from crosswire.pipeline.tables.names import EQUAL, MISSING_IN_LEDGER, MISSING_ON_WIRE
 from crosswire.pipeline.tables.reconciliation import IN, OUT
@@ -47,32 +48,34 @@ from crosswire.pipeline.tables.steps import (
     ANSWERED,
     COUNTED,
     DAMAGED,
-    DEAD,
     DELIVERED,
     DROPPED,
+    ENDS,
     EXPIRED,
-    FAILED,
     GIVEN_BACK,
     REFUSED,
-    REPLAYED,
     RETURNED,
     SETTLED,
-    with_messages,
+    message_facts,
+    with_facts,
+    with_origins,
 )
 
-__all__ = ["LATE_US", "deliveries", "hops", "missing_ranges"]
+__all__ = ["LATE_US", "UNKNOWN", "deliveries", "hops", "missing_ranges", "unrecorded"]
 
 LATE_US: Final = 5_000_000
+
+UNKNOWN: Final = "unknown"
+"""Outcome of what the ledger has nothing of."""
 
 _HOP: Final = ("node", "id", "hop")
 _RECEIVER: Final = ("node", "id", "connection")
 _PURGED: Final = "purged"
 _RETENTION: Final = "retention"
-_ENDS: Final = (SETTLED, ANSWERED, DEAD, EXPIRED, DROPPED, DAMAGED, FAILED, REPLAYED)
 _OPEN: Final = ("waiting", "held")
-_UNKNOWN: Final = "unknown"
 _NO_ACCEPTANCE: Final = "the ledger does not have its acceptance: it begins later"
 _ENDS_BEFORE: Final = "the ledger ends before it"
+_NO_STEP: Final = "the ledger has no step of it"
 _DEAD_LETTERS: Final = "^queue/.+/dead$"
 
 
@@ -91,28 +94,35 @@ def deliveries(
     # What is late while it is open is measured by the ledger's own time, not by this machine's
     # clock: the result does not depend on when the pipeline runs.
     newest = ledger.groupBy("node").agg(F.max("time").alias("newest"))
-    steps = with_messages(ledger, envelopes)
+    facts = message_facts(envelopes)
+    steps = with_facts(with_origins(ledger), facts)
     steps = steps.join(F.broadcast(newest), "node")
     rows = hops(steps, reconciled, late_us=late_us, missing=holes)
-    rows = rows.unionByName(_unrecorded(ledger, envelopes, holes), allowMissingColumns=True)
+    # Nodes without a ledger are none of this table.
+    alone = facts.join(F.broadcast(newest), "node")
+    recorded = ledger.select("node", "id").distinct()
+    without = unrecorded(alone, recorded, F.col("newest"), holes)
+    rows = rows.unionByName(without, allowMissingColumns=True)
     ranges = missing_ranges(ledger.sparkSession, holes)
     return rows.unionByName(ranges, allowMissingColumns=True)
 
 
-def _unrecorded(
-    ledger: DataFrame, envelopes: DataFrame, missing: list[MissingLakeRows]
+def unrecorded(
+    facts: DataFrame, recorded: DataFrame, newest: Column, missing: Iterable[MissingLakeRows]
 ) -> DataFrame:
-    """Rows for messages of which the ledger has no step, because rows of that time are missing or
-    the ledger ends before."""
-    newest = ledger.groupBy("node").agg(F.max("time").alias("newest"))
-    known = ledger.select("node", "id").distinct()
+    """Rows for messages of which the ledger has no step at all, from `message_facts`.
+
+    `recorded` are the messages (node, id) with steps, `newest` is the time of the newest row of
+    their node's ledger. Answers are left out: they have no rows here.
+    """
     hole = reason_between(missing, "ledger", F.col("time"), F.col("time"))
-    later = F.when(F.col("time") > F.col("newest"), _ENDS_BEFORE)
+    # At the newest time as well: a commit group's rows have one time, and the last file may have
+    # only some of them.
+    later = F.when(F.col("time") >= newest, _ENDS_BEFORE)
     return _unknown(
-        envelopes.join(F.broadcast(newest), "node")
-        .join(known, ["node", "id"], "left_anti")
-        .withColumn("reason", F.coalesce(hole, later))
-        .where(F.col("reason").isNotNull())
+        facts.where(F.col("kind") != RESPONSE)
+        .join(recorded, ["node", "id"], "left_anti")
+        .withColumn("reason", F.coalesce(hole, later, F.lit(_NO_STEP)))
         .select(
             "node",
             "id",
@@ -122,7 +132,7 @@ def _unrecorded(
             F.col("connection").alias("producer"),
             F.col("time").alias("accepted"),
             "reason",
-            (F.crc32("payload") == F.col("crc")).alias("intact"),
+            "intact",
         )
     )
 
@@ -141,7 +151,7 @@ def _unknown(rows: DataFrame) -> DataFrame:
     """Rows of which nothing is known but what they have."""
     counts = dict.fromkeys(("attempts", "refusals", "returns"), F.lit(0).cast("bigint"))
     flags = dict.fromkeys(("late", "lost", "doubled", "is_open"), F.lit(False))
-    return rows.withColumns({**counts, **flags, "outcome": F.lit(_UNKNOWN)})
+    return rows.withColumns({**counts, **flags, "outcome": F.lit(UNKNOWN)})
 
 
 def hops(
@@ -254,7 +264,7 @@ def _by_hop(steps: DataFrame) -> DataFrame:
         return F.sum(F.when(step == name, F.col("count")).otherwise(0))
 
     # The last end counts. `seq` orders steps, since several may have the same time.
-    is_end = step.isin(*_ENDS)
+    is_end = step.isin(*ENDS)
     last_end = F.max(F.when(is_end, F.struct("seq", "step", "time", "detail")))
     last_step = F.max(F.struct("seq", "step", "time", "detail"))
     moved = (

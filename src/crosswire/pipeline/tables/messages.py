@@ -87,6 +87,8 @@ def from_hub(envelopes: DataFrame) -> DataFrame:
         "direction": _absent("direction", "string"),
         "offset": _absent("offset", "bigint"),
         "status": _absent("status", "string"),
+        # The lake has 0 for messages that never expire.
+        "expires": F.nullif("expires", F.lit(0)).alias("expires"),
         "sequence": _absent("sequence", "bigint"),
         "payload_length": F.octet_length("payload").cast("bigint").alias("payload_length"),
         "intact": (F.crc32("payload") == F.col("crc")).alias("intact"),

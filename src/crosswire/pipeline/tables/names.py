@@ -40,6 +40,9 @@ NAMES: Final = (
     "topology",
     "deliveries",
     "reconciliation",
+    "steps",
+    "depth",
+    "lag",
     "accounting",
 )
 

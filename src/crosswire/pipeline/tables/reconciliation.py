@@ -8,7 +8,8 @@ caller). In the ledger these are the steps `accepted`, `delivered`, and `answere
                            keeps (an edge that can't carry them converts them)
     missing on the wire    recorded, but the connection never carried it
     missing in the ledger  carried and not recorded, although the hub did not refuse it
-    not accepted           carried and not recorded; the hub refused it, or never acknowledged it
+    not accepted           carried and not recorded; the hub refused it, or never acknowledged it;
+                           of an answer, it is the hub's own refusal of the request
     withdrawn              recorded as delivered and as returned: the receiver left before it was
                            sent
     uncertain              without partner, and `reason` has one of: rows of the other side are
@@ -16,7 +17,8 @@ caller). In the ledger these are the steps `accepted`, `delivered`, and `answere
                            link was resumed (what was sent may have been sent again); it is newer
                            than the newest row of the other side; it is of the last second of a
                            connection that has no end on the wire (a hub that is killed loses what
-                           its tap had not written yet)
+                           its tap had not written yet), or of a Relink link of which another
+                           connection has no end
 
 How rows are matched, on one connection (or Relink link) and way: by the hub's id where the protocol
 has it (EMP's `$deliver`, Epoxy's `Deliver`); then the n-th with a payload of this checksum; then
@@ -92,6 +94,8 @@ _WIRE: Final = "wire"
 _LEDGER: Final = "ledger"
 _LINE: Final = ("node", "line", "way")
 _CONNECTION: Final = ("node", "connection")
+_REFUSALS: Final = ("refused", "forbidden", "conflict", "invalid_request", "internal")
+"""Failure codes of the hub's own: `gateways.failures`."""
 _UNWRITTEN_US: Final = 1_000_000
 """The time before a crash of which a tap may have written nothing: it writes every 0.2 s, if the
 disk is quick enough."""
@@ -122,6 +126,10 @@ def reconciliation(
 
 def both_sides(on_wire: DataFrame, in_ledger: DataFrame, connections: DataFrame) -> DataFrame:
     """The passages of both sides on the connections that were tapped, in one DataFrame."""
+    of_line = Window.partitionBy("node", "line")
+    is_cut = F.max(F.col("written_until").isNotNull()).over(of_line)
+    is_link = F.count(F.lit(1)).over(of_line) > 1
+    connections = connections.withColumn("is_cut", is_cut & is_link)
     rows = on_wire.join(connections, list(_CONNECTION)).withColumn("broken", _is_broken())
     recorded = in_ledger.join(connections, list(_CONNECTION))
     return rows.unionByName(recorded, allowMissingColumns=True)
@@ -152,6 +160,7 @@ def compare(rows: DataFrame, *more: Column, wire_columns: tuple[str, ...] = ()) 
             # Both rows may be of different connections of a Relink link: the worse one counts.
             F.min("whole").alias("whole"),
             F.min("written_until").alias("written_until"),
+            F.max("is_cut").alias("is_cut"),
             *more,
         )
     )
@@ -192,7 +201,7 @@ def reconciliation_rows(judged: DataFrame, *more: str) -> DataFrame:
 
 _BOTH: Final = ("connection", "protocol", "destination", "kind", "time", "position", "crc", "id")
 """Columns of both sides; `position` is the offset on the wire, the row's number in the ledger."""
-_WIRE_COLUMNS: Final = (*_BOTH, "acknowledged", "is_refused", "broken", "sequence")
+_WIRE_COLUMNS: Final = (*_BOTH, "acknowledged", "is_refused", "broken", "sequence", "refuses")
 _LEDGER_COLUMNS: Final = (*_BOTH, "attempt", "step", "returned", "intact", "subscription")
 
 
@@ -225,7 +234,13 @@ def wire_passages(messages: DataFrame) -> DataFrame:
         F.when(~backward, IN).when(is_response, ANSWER).otherwise(OUT).alias("way"),
         F.lit(_WIRE).alias("side"),
         _name().alias("name"),
+        F.coalesce(backward & is_response & _is_refusal(), F.lit(False)).alias("refuses"),
     )
+
+
+def _is_refusal() -> Column:
+    """Whether the status of a response is one that the hub gives to what it has not accepted."""
+    return F.col("protocol").isin("emp", "micromsg2") & F.col("status").isin(*_REFUSALS)
 
 
 def replies(frames: DataFrame) -> DataFrame:
@@ -474,7 +489,7 @@ def _verdict() -> Column:
         # only what nothing explains counts as missing. That a message has no reply proves nothing
         # where the reply, or the ledger's row, may be among what is missing.
         F.when(wire.isNotNull() & ledger.isNotNull(), EQUAL)
-        .when(wire["is_refused"], NOT_ACCEPTED)
+        .when(wire["is_refused"] | wire["refuses"], NOT_ACCEPTED)
         .when(F.coalesce(ledger["returned"], F.lit(False)), WITHDRAWN)
         .when(F.col("doubt").isNotNull(), UNCERTAIN)
         .when(wire["broken"] | unanswered, NOT_ACCEPTED)
@@ -517,6 +532,9 @@ def _doubt() -> Column:
         .when(F.coalesce(resumed, F.lit(False)), "sent again over a link that was resumed")
         .when(time > F.col("horizon"), "newer than the newest row of the other side")
         .when(time > F.col("written_until"), "of the last second before the recording ends")
+        # Rows are matched over all connections of a link, so the one that is shown as missing may
+        # stand for an equal one of the last second of an earlier connection.
+        .when(wire.isNull() & F.col("is_cut"), "the recording of its link was cut off before")
     )
 
 

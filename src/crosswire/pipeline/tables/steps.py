@@ -1,6 +1,7 @@
-"""Steps: rows of a hub's ledger, joined with the facts about their messages.
+"""gold.steps: a step of a message's life; and the steps that other tables are made of.
 
-gold.deliveries and gold.reconciliation are made of them.
+Steps are rows of a hub's ledger, joined with the facts about their messages: gold.deliveries,
+gold.reconciliation, gold.depth and gold.lag are made of them, too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ __all__ = [
     "DEAD",
     "DELIVERED",
     "DROPPED",
+    "ENDS",
     "EXPIRED",
     "FAILED",
     "GIVEN_BACK",
@@ -27,7 +29,9 @@ __all__ = [
     "REPLAYED",
     "RETURNED",
     "SETTLED",
+    "gold_steps",
     "message_facts",
+    "seen_connections",
     "with_facts",
     "with_messages",
     "with_origins",
@@ -47,6 +51,9 @@ DROPPED: Final = "dropped"
 DAMAGED: Final = "damaged"
 REPLAYED: Final = "replayed"
 
+ENDS: Final = (SETTLED, ANSWERED, DEAD, EXPIRED, DROPPED, DAMAGED, FAILED, REPLAYED)
+"""The steps with which a message is gone from where it was."""
+
 GIVEN_BACK: Final = "the consumer unsubscribed"
 """Detail of a `returned`: its consumer gave it back by an operation of its protocol."""
 
@@ -64,13 +71,16 @@ def message_facts(envelopes: DataFrame) -> DataFrame:
     """What the tables need of each envelope, without its payload.
 
     `intact`: the payload has the checksum taken at the edge; `is_scheduled`: a schedule of the hub
-    sent it, no client.
+    sent it, no client. The others are the envelope's own.
     """
     return envelopes.select(
         "node",
         "id",
         "time",
         "kind",
+        "destination",
+        "protocol",
+        "connection",
         "crc",
         (F.crc32("payload") == F.col("crc")).alias("intact"),
         F.map_contains_key("native", SCHEDULED).alias("is_scheduled"),
@@ -121,7 +131,8 @@ def with_facts(steps: DataFrame, facts: DataFrame) -> DataFrame:
     accepted = F.when(
         F.col("step") == ACCEPTED, F.struct("time", "destination", "protocol", "connection")
     )
-    return steps.join(facts.drop("time"), ["node", "id"], "left").select(
+    of_envelope = facts.select("node", "id", "kind", "crc", "intact", "is_scheduled")
+    return steps.join(of_envelope, ["node", "id"], "left").select(
         *steps.columns,
         "kind",
         "crc",
@@ -129,3 +140,35 @@ def with_facts(steps: DataFrame, facts: DataFrame) -> DataFrame:
         F.coalesce("is_scheduled", F.lit(False)).alias("is_scheduled"),
         F.max(accepted).over(Window.partitionBy("node", "id")).alias("accepted_by"),
     )
+
+
+_SEEN_US: Final = 60_000_000
+"""How long after the last byte of a connection a step still belongs to it: its address is known
+then, also to a stream that has not read on."""
+
+
+def seen_connections(directions: DataFrame) -> DataFrame:
+    """By tapped connection: `client`, the address of who opened it, and the time of its last
+    byte."""
+    return directions.groupBy("node", "connection").agg(
+        F.max("connector_address").alias("client"), F.max("last_time").alias("last_time")
+    )
+
+
+def gold_steps(steps: DataFrame, connections: DataFrame | None) -> DataFrame:
+    """The table, from steps with `accepted_by`; `connections` are those that were tapped, with
+    `client` and `last_time`."""
+    rows = steps.withColumn("client", F.lit(None).cast("string"))
+    if connections is not None:
+        known = connections.select(
+            "node", "connection", F.col("client").alias("address"), "last_time"
+        )
+        is_seen = F.col("time") < F.col("last_time") + _SEEN_US
+        rows = (
+            rows.join(known, ["node", "connection"], "left")
+            .withColumn("client", F.when(is_seen, F.col("address")))
+            .drop("address", "last_time")
+        )
+    accepted = F.col("accepted_by.time")
+    since_us = F.greatest(F.col("time") - accepted, F.lit(0))
+    return rows.withColumn("since_accepted_us", F.when(accepted.isNotNull(), since_us))

@@ -1,5 +1,5 @@
-"""gold.traffic: a minute × node × protocol × destination × leg × direction × client: rates, bytes,
-errors, latencies.
+"""gold.traffic: a minute × node × protocol × destination × leg × direction × client × principal:
+rates, bytes, errors, latencies.
 
 `minute` is its beginning, µs since 1970. `direction` is that of the messages; `leg` is null for
 messages that are part of no call. Latencies are those of the requests that were sent in the minute:
@@ -12,33 +12,58 @@ from __future__ import annotations
 
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.pipeline.decode.meanings.contract import PUBLISH, REQUEST, RESPONSE, SEND
 from crosswire.pipeline.tables.histogram import bucket_of, percentile
 from crosswire.pipeline.tables.legs import clients, leg_of_message
 from crosswire.pipeline.tables.names import PERCENTILES
+from crosswire.pipeline.tables.principals import minute_of, with_principal
 
-__all__ = ["folded", "partials", "traffic", "unfolded"]
+__all__ = ["TRAFFIC_COLUMNS", "folded", "partials", "unfolded"]
 
-_MINUTE_US: Final = 60_000_000
-_KEY: Final = ("minute", "node", "protocol", "destination", "leg", "direction", "client")
+TRAFFIC_COLUMNS: Final = (
+    "node",
+    "connection",
+    "direction",
+    "time",
+    "protocol",
+    "kind",
+    "destination",
+    "status",
+    "payload_length",
+)
+"""The columns of silver.messages that traffic is made of."""
+
+_KEY: Final = (
+    "minute",
+    "node",
+    "protocol",
+    "destination",
+    "leg",
+    "direction",
+    "client",
+    "principal",
+)
 _SUMS: Final = ("messages", "sends", "publishes", "requests", "responses", "bytes", "errors")
 
 
-def traffic(messages: DataFrame, conversations: DataFrame, directions: DataFrame) -> DataFrame:
-    """The whole table, from silver.messages, gold.conversations and the directions of their
-    connections."""
-    return folded(partials(messages, conversations, directions))
-
-
-def partials(messages: DataFrame, conversations: DataFrame, directions: DataFrame) -> DataFrame:
+def partials(
+    messages: DataFrame,
+    conversations: DataFrame,
+    directions: DataFrame,
+    known: DataFrame | None = None,
+) -> DataFrame:
     """Rows that `folded` adds up: counts of messages without a bucket, and counts of latencies by
-    bucket. The partials of several sets of messages and conversations may be united."""
+    bucket. The partials of several sets of messages and conversations may be united.
+
+    `messages` need TRAFFIC_COLUMNS only; `known` are the `principals` of their connections.
+    """
+    signed = with_principal(messages.select(*TRAFFIC_COLUMNS), known, minute_of(F.col("time")))
     counted = (
-        messages.join(clients(directions), ["node", "connection"], "left")
-        .withColumn("minute", _minute("time"))
+        signed.join(clients(directions), ["node", "connection"], "left")
+        .withColumn("minute", minute_of(F.col("time")))
         .withColumn("leg", leg_of_message())
         .groupBy(*_KEY)
         .agg(
@@ -60,7 +85,7 @@ def partials(messages: DataFrame, conversations: DataFrame, directions: DataFram
     )
     timed = (
         conversations.where(F.col("latency_us").isNotNull())
-        .withColumn("minute", _minute("asked"))
+        .withColumn("minute", minute_of(F.col("asked")))
         .withColumn("bucket", bucket_of(F.col("latency_us")))
         .groupBy(*_KEY, "bucket")
         .agg(F.count("*").alias("count"), F.max("latency_us").alias("latency_max_us"))
@@ -104,7 +129,3 @@ def folded(parts: DataFrame) -> DataFrame:
         "latency_max_us",
         "histogram",
     )
-
-
-def _minute(column: str) -> Column:
-    return F.col(column) - F.pmod(F.col(column), F.lit(_MINUTE_US))

@@ -1,7 +1,7 @@
 """bronze.wire: a run of bytes in one direction of a connection.
 
-The same columns as the lake's `wire/`, whether the bytes come from there or from capture files.
-Rows of a connection are in the order of `seq`, both directions together.
+Computed with the columns of the lake's `wire/`, whether the bytes come from there or from capture
+files. Rows of a connection are in the order of `seq`, both directions together.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from random import Random
 from typing import Any, Final
 from unittest import mock
 
-from crosswire import session
 from crosswire.hub import turns
 from crosswire.testing.simulation.loop import VirtualLoop
 from crosswire.testing.simulation.network import Network, VirtualServer
@@ -227,7 +226,6 @@ class World:
             mock.patch.object(os, "urandom", self.random.randbytes),
             # Who measures how long something took gets the virtual time, too: how much of a read
             # is processed at once depends on it.
-            mock.patch.object(session, "perf_counter", self._monotonic),
             mock.patch.object(turns, "perf_counter", self._monotonic),
             mock.patch.object(turns, "thread_time", self._monotonic),
             # What `secrets` reads.

@@ -361,6 +361,10 @@ class EmqpConnection(Connection):
         """What ZMTP keeps."""
         return self._zmtp.held_bytes
 
+    def completed_bytes(self, count: int) -> int:
+        """As ZMTP's connection."""
+        return self._zmtp.completed_bytes(count)
+
     def release(self) -> None:
         """Drop what ZMTP keeps, too."""
         self._zmtp.release()

@@ -340,6 +340,10 @@ class MicroMsg2Connection(Connection):
         """An incomplete frame, and the frames before it of a continued message."""
         return self._decoder.pending + self._collected_bytes
 
+    def completed_bytes(self, count: int) -> int:
+        """With the frames before it of a continued message."""
+        return self._decoder.completed_bytes(count, self._collected_bytes)
+
     def limit_frames(self, frame_bytes: int | None) -> None:
         """Limit the handshake alone: it identifies the peer, and messages may follow it in the same
         read."""

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Final
 
+import msgspec
+
 from crosswire.errors import (
     ConnectionRejected,
     CrosswireError,
@@ -98,6 +100,9 @@ TRANSITIONS: Final[Transitions[State]] = {
 }
 """From ANSWER, in which nothing may be received, the owner's `accept` leads to RESUMING or OPEN."""
 
+_AT_ONCE: Final = 1024
+"""Channels of a multicast that are processed before others may have a turn."""
+
 _FOLLOWING: Final = {State.ANSWER: {}, **following_states(TRANSITIONS)}
 
 
@@ -131,6 +136,7 @@ class RelinkConnection(Connection):
         self._paused = False
         self._held = False
         self._attached = False
+        self._postponed: list[Placed] = []
         self._layout: PacketLayout | None = None
         if role == "connector":
             self._link = link = link or Link(role, LinkTerms(endpoint=""), limits=self.limits)
@@ -319,6 +325,9 @@ class RelinkConnection(Connection):
         return self._last_received_at + self.limits.ping_interval_s
 
     def _receive(self, placed: list[Placed], _now: float) -> None:
+        if self._postponed:
+            placed, self._postponed = self._postponed + placed, []
+            self.has_backlog = False
         handlers = self._handlers
         following = _FOLLOWING[self.state]
         events = self._events
@@ -329,10 +338,19 @@ class RelinkConnection(Connection):
             index += 1
             if kind not in following:
                 raise self._refused(frame)
+            if self.paced and len(getattr(frame, "channels", ())) > _AT_ONCE:
+                first = self._postpone(frame, placed, index)  # type: ignore[arg-type]
+                self._link.receive(first, events)  # type: ignore[union-attr]
+                return
             if kind is Message:
                 # Consecutive messages at once: see `ReceivingHalf.receive_run`.
                 start = index - 1
-                while index < count and type(placed[index][2]) is Message:
+                while index < count:
+                    following_frame = placed[index][2]
+                    if type(following_frame) is not Message or (
+                        self.paced and len(following_frame.channels) > _AT_ONCE
+                    ):
+                        break
                     index += 1
                 run = [each[2] for each in placed[start:index]]
                 self._link.receive_run(run, events)  # type: ignore[union-attr, arg-type]
@@ -344,6 +362,20 @@ class RelinkConnection(Connection):
             if self.closed:
                 return
             following = _FOLLOWING[self.state]
+
+    def _postpone(self, frame: Frame, placed: list[Placed], index: int) -> Frame:
+        """The frame for its first channels. For the others, and all frames from `index` on, there
+        is `catch_up`."""
+        if isinstance(frame, Message):
+            # Of all its channels: to the parts it would not apply.
+            self.link.check_multicast(frame)
+        channels = frame.channels  # type: ignore[attr-defined]
+        rest: Frame = msgspec.structs.replace(frame, channels=channels[_AT_ONCE:])
+        offset, length, _ = placed[index - 1]
+        self._postponed = [(offset, length, rest), *placed[index:]]
+        self.has_backlog = True
+        first: Frame = msgspec.structs.replace(frame, channels=channels[:_AT_ONCE])
+        return first
 
     def _refused(self, item: Frame | FrameError) -> RemoteProtocolError:
         if isinstance(item, FrameError):

@@ -82,6 +82,8 @@ Channels: TypeAlias = "tuple[int, ...] | Zeros"
 Operation: TypeAlias = Literal["commit", "rollback", "close"]
 Acknowledgement: TypeAlias = Literal["received", "consumed", "committed", "uncommitted", "closed"]
 
+_ID_CODES: Final = {1: "B", 2: "H", 4: "I", 8: "Q"}
+"""Sizes of channel ids of which `struct` reads many at once."""
 _FEW: Final = 64
 """From more ids of no bytes on they are `Zeros`."""
 _TOGETHER_BYTES: Final = 8192
@@ -392,6 +394,8 @@ def _parse_ids(buffer: bytes, at: int, size: int, count: int) -> Channels:
         return (0,) * count if count <= _FEW else Zeros(count)
     if count == 1:
         return (int.from_bytes(buffer[at : at + size], "little"),)
+    if size in _ID_CODES:
+        return struct.unpack_from(f"<{count}{_ID_CODES[size]}", buffer, at)
     from_bytes = int.from_bytes
     return tuple(
         from_bytes(buffer[start : start + size], "little")

@@ -275,6 +275,10 @@ class Link:
         self._receiving.detach()
         self._announce_resume = False
 
+    def check_multicast(self, packet: Message) -> None:
+        """Raises LimitExceeded for a message whose copies would take too much memory."""
+        self._receiving.check_multicast(packet)
+
     def receive(self, packet: Frame, events: list[Event]) -> None:
         """Apply a packet; add events. Raises RemoteProtocolError."""
         self._handlers[type(packet)](packet, events)

@@ -68,6 +68,20 @@ class ReceivingHalf:
     def receive_message(self, packet: Message, events: list[Event]) -> None:
         """Deliver a message to each of its channels; add events. Raises RemoteProtocolError."""
         parts = packet.parts
+        size = self.check_multicast(packet)
+        for channel in packet.channels:
+            receiving = self.channels.get(channel) or self._open_channel(channel)
+            if not receiving.arrive(size, self._limits.window):
+                continue
+            self.held_bytes += size
+            if self.transactions:
+                self._hold_undecided(receiving, size)
+            events.append(MessageReceived(channel, sequence_of(receiving.arrived - 1), parts))
+
+    def check_multicast(self, packet: Message) -> int:
+        """What a message takes on each of its channels. Raises LimitExceeded if that is too much in
+        all."""
+        parts = packet.parts
         size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
         if len(packet.channels) > 1:
             # The parts are shared, but the owner makes a message of its own for each target: a
@@ -78,14 +92,7 @@ class ReceivingHalf:
                     f"a multicast of {size} bytes to {len(packet.channels)} channels is more than"
                     f" {self._limits.unconsumed_bytes} bytes"
                 )
-        for channel in packet.channels:
-            receiving = self.channels.get(channel) or self._open_channel(channel)
-            if not receiving.arrive(size, self._limits.window):
-                continue
-            self.held_bytes += size
-            if self.transactions:
-                self._hold_undecided(receiving, size)
-            events.append(MessageReceived(channel, sequence_of(receiving.arrived - 1), parts))
+        return size
 
     def receive_run(self, packets: Sequence[Message], events: list[Event]) -> None:
         """`receive_message`, for consecutive messages.

@@ -258,6 +258,10 @@ class ZmtpConnection(Connection):
         """An incomplete message, and the peer's subscriptions."""
         return self._decoder.pending + self._parts_bytes + self._subscription_bytes
 
+    def completed_bytes(self, count: int) -> int:
+        """With the parts before it of an encrypted message."""
+        return self._decoder.completed_bytes(count, self._parts_bytes)
+
     def release(self) -> None:
         """Also drops the parts of an incomplete message, and the subscriptions."""
         super().release()

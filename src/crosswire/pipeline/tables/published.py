@@ -1,0 +1,101 @@
+"""Conversion of rows between the columns they are computed with and those of the catalog.
+
+Rows are computed with times as numbers: sums, windows, the lake's files and the compiled kernels
+all have µs since 1970. The tables have what analysts expect. This module is the only one that
+knows both.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from crosswire.pipeline.tables.catalog import HISTOGRAM, PROPERTIES, TIME, TableEntry
+
+__all__ = ["DATE", "NO_DATE", "date_of_rows", "published", "restored", "schema_of"]
+
+DATE: Final = "date"
+"""The column by which tables are partitioned."""
+
+NO_DATE: Final = "1970-01-01"
+"""The partition of rows without a time, and of the file that gives a table without rows its
+schema: a partition without a date would make engines read the column as text."""
+
+REVOCABLE: Final = "revocable"
+
+_BUCKETS: Final = StructType().add("bucket", IntegerType()).add("count", LongType())
+_TYPES: Final[dict[str, DataType]] = {
+    "string": StringType(),
+    "bigint": LongType(),
+    "int": IntegerType(),
+    "double": DoubleType(),
+    "boolean": BooleanType(),
+    "binary": BinaryType(),
+    TIME: TimestampType(),
+    PROPERTIES: MapType(StringType(), StringType()),
+    HISTOGRAM: ArrayType(_BUCKETS),
+}
+
+
+@cache
+def schema_of(table: TableEntry) -> StructType:
+    """Spark's schema of a table, without its partition column, with the comments of its columns."""
+    schema = StructType()
+    for column in table.columns:
+        schema = schema.add(column.name, _TYPES[column.type], True, {"comment": column.comment})
+    return schema
+
+
+def published(table: TableEntry, rows: DataFrame, revocable: Column, *more: str) -> DataFrame:
+    """Rows as the table has them, and `more` of their columns as they are."""
+    schema = schema_of(table)
+    made = []
+    for column, field in zip(table.columns, schema.fields, strict=True):
+        value = revocable if column.name == REVOCABLE else F.col(column.computed_as)
+        if column.type == TIME:
+            value = F.timestamp_micros(value)
+        elif column.type == PROPERTIES:
+            value = F.from_json(value, PROPERTIES)
+        elif column.name != REVOCABLE and _type_of(rows, column.computed_as) != field.dataType:
+            value = value.cast(field.dataType)
+        made.append(value.alias(column.name, metadata=field.metadata))
+    return rows.select(*made, *more)
+
+
+def _type_of(rows: DataFrame, name: str) -> object:
+    return rows.schema[name].dataType
+
+
+def restored(table: TableEntry, rows: DataFrame, *more: str) -> DataFrame:
+    """The columns that the rows were computed with, and `more`. Properties stay a map."""
+    made = []
+    for column in table.columns:
+        if column.name == REVOCABLE:
+            continue
+        value = F.col(column.name)
+        if column.type == TIME:
+            value = F.unix_micros(value)
+        made.append(value.alias(column.computed_as, metadata={}))
+    return rows.select(*made, *more)
+
+
+def date_of_rows(table: TableEntry) -> Column:
+    """The partition of each row, from the column that it was computed with."""
+    day = F.to_date(F.timestamp_micros(F.col(table.dated_by)))
+    return F.coalesce(day, F.lit(NO_DATE).cast("date"))

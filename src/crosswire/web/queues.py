@@ -1,0 +1,430 @@
+"""Queues over HTTP: list, show, create, pause, purge, move and delete them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from crosswire.envelope import MICROSECONDS
+from crosswire.errors import InvalidDestination, UnknownMessage
+from crosswire.hub.ledger import LedgerPeer, Step
+from crosswire.hub.policies import QueuePolicy
+from crosswire.hub.queues import Queue
+from crosswire.hub.subscriptions import predicate
+from crosswire.web.consumers import (
+    ConsumerRow,
+    FlowRates,
+    consumer_row,
+    flow_of,
+    is_own_or_observed,
+)
+from crosswire.web.contract import Operation, OperationRequest
+from crosswire.web.dead_selection import MessageSelection, selected_ids
+from crosswire.web.messages import JsonMessage, show_message
+from crosswire.web.numbers import Few, Id
+from crosswire.web.paging import NameQuery, SortKey, page_of
+from crosswire.web.replays import ReplayRequest, ReplayRow
+from crosswire.web.state import Removed
+from crosswire.web.times import Moment, at_us
+
+__all__ = ["QUEUE_OPERATIONS"]
+
+_PURGED_AT_ONCE: Final = 256
+
+QueueSort = Literal["name", "length", "size", "age", "in", "out", "consumers", "dead"]
+
+
+class QueuesQuery(NameQuery, frozen=True, kw_only=True):
+    """A page of queues. By default in order of names; by a number the largest comes first."""
+
+    sort: QueueSort = "name"
+    """By what the list is sorted: `age` is that of the oldest message, `in` and `out` are rates."""
+    state: Literal["", "backlog", "paused", "stopped", "dead"] = ""
+    """Only queues with a backlog, that are paused or stopped, or that have dead letters."""
+
+
+class Peek(msgspec.Struct, frozen=True, kw_only=True):
+    """How many of its messages to show, from those with ids after `after`."""
+
+    messages: Few = 0
+    """How many messages the response has at most."""
+    after: Id = 0
+    """Only messages with larger ids: `next` of the page before."""
+
+
+class QueueFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue with what waits in it."""
+
+    name: str
+    length: int
+    """Messages that are not settled."""
+    size_bytes: int
+    held: int
+    """Messages that consumers have and did not settle yet."""
+    dead_letters: int
+    """Messages in its queue of dead letters."""
+    oldest: Moment | None
+    """When its oldest message was accepted; null if it has none."""
+    oldest_age_s: float
+    """The age of that message."""
+    rates: FlowRates
+    paused: bool
+    stopped: str = ""
+    """Why nothing is delivered from it, if its cursor is damaged."""
+
+
+class QueueRow(QueueFacts, frozen=True, kw_only=True):
+    """A queue with what waits in it."""
+
+    consumers: int
+
+
+class QueuePage(msgspec.Struct, frozen=True):
+    """A page of queues, without those of dead letters."""
+
+    queues: list[QueueRow]
+    next: str
+    """The cursor of the next page; empty after the last."""
+
+
+class QueueDetail(QueueFacts, frozen=True, kw_only=True):
+    """A queue with its policy and the requested messages. Who may not observe sees its own
+    consumers only."""
+
+    consumers: list[ConsumerRow]
+    policy: QueuePolicy
+    messages: list[JsonMessage]
+    next: str
+    """`after` of the request for the next messages; empty after the last."""
+
+
+class NewQueue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The name of a queue, without `queue/`."""
+
+    name: str
+
+
+class CreatedQueue(msgspec.Struct, frozen=True, kw_only=True):
+    """The queue is there."""
+
+    name: str
+    created: bool
+    """False if there was one of that name."""
+
+
+class QueueChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to change of a queue."""
+
+    paused: bool
+    """Whether nothing is delivered from it. Messages are accepted all the same."""
+
+
+class QueuePurge(MessageSelection, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The messages to delete: all by default."""
+
+
+class Purged(msgspec.Struct, frozen=True, kw_only=True):
+    """What was deleted; messages that consumers hold are kept."""
+
+    purged: int
+    """How many messages were deleted."""
+    matched: int
+    """How many messages were selected."""
+    dry_run: bool
+
+
+class MoveRequest(MessageSelection, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The messages to move, and where to."""
+
+    destination: str
+    """A queue or a topic."""
+    rate: Annotated[float, msgspec.Meta(ge=0, le=1_000_000)] = 0.0
+    """Messages per second; 0 for no limit."""
+
+
+async def list_queues(ask: OperationRequest) -> QueuePage:
+    """A page of queues: of all for observers, of those that they have a right to for others."""
+    query: QueuesQuery = ask.query
+    sort_value = _SORTS[query.sort]
+
+    def key(destination: str) -> SortKey | None:
+        name = destination.removeprefix("queue/")
+        if (
+            name == destination
+            or name.endswith("/dead")
+            or query.contains not in name
+            or not ask.may_see(destination)
+            or not _has_state(ask, destination, query.state)
+        ):
+            return None
+        return -sort_value(ask, destination), name
+
+    async with ask.work.turn() as turn:
+        page, following = await page_of(list(ask.hub.store.destinations()), key, query, turn)
+        rows = []
+        for destination in page:
+            # Not one that was deleted meanwhile, which `hub.queue` would create again.
+            if destination in ask.hub.store.destinations():
+                rows.append(_row(ask, ask.hub.queue(destination)))
+            await turn.pause()
+    return QueuePage(rows, following)
+
+
+def _has_state(ask: OperationRequest, destination: str, state: str) -> bool:
+    hub = ask.hub
+    if state == "backlog":
+        return hub.depth(destination)[0] > 0
+    if state == "dead":
+        return hub.depth(f"{destination}/dead")[0] > 0
+    if state:
+        queue = hub.queue(destination)
+        return queue.paused if state == "paused" else bool(queue.stopped)
+    return True
+
+
+def _rate(*steps: Step) -> Callable[[OperationRequest, str], float]:
+    def rate(ask: OperationRequest, destination: str) -> float:
+        activity = ask.server.metrics.destinations.get(destination)
+        return 0.0 if activity is None else activity.rate(ask.now(), *steps)
+
+    return rate
+
+
+def _age_s(ask: OperationRequest, queue: Queue) -> float:
+    oldest_us = queue.oldest_us()
+    return max(ask.hub.wall.at(ask.now()) - oldest_us / MICROSECONDS, 0.0) if oldest_us else 0.0
+
+
+_SORTS: Final[dict[str, Callable[[OperationRequest, str], float]]] = {
+    "name": lambda _ask, _destination: 0.0,
+    "length": lambda ask, destination: ask.hub.depth(destination)[0],
+    "size": lambda ask, destination: ask.hub.depth(destination)[1],
+    "age": lambda ask, destination: (
+        _age_s(ask, ask.hub.queue(destination)) if ask.hub.depth(destination)[0] else 0.0
+    ),
+    "in": _rate(Step.ACCEPTED),
+    "out": _rate(Step.SETTLED),
+    "consumers": lambda ask, destination: (
+        len(ask.hub.queue(destination).consumers) if ask.hub.is_consumed(destination) else 0
+    ),
+    "dead": lambda ask, destination: ask.hub.depth(f"{destination}/dead")[0],
+}
+
+
+def _row(ask: OperationRequest, queue: Queue) -> QueueRow:
+    return QueueRow(consumers=len(queue.consumers), **_facts(ask, queue))
+
+
+def _facts(ask: OperationRequest, queue: Queue) -> dict[str, Any]:
+    """The fields of `QueueFacts`."""
+    oldest_us = queue.oldest_us() if queue.length else 0
+    return {
+        "name": queue.name,
+        "length": queue.length,
+        "size_bytes": queue.size_bytes,
+        "held": sum(len(each.held) for each in queue.consumers),
+        "dead_letters": ask.hub.depth(queue.dead_letters)[0],
+        "oldest": at_us(oldest_us) if oldest_us else None,
+        "oldest_age_s": round(_age_s(ask, queue), 3) if oldest_us else 0.0,
+        "rates": flow_of(ask, queue.destination),
+        "paused": queue.paused,
+        "stopped": queue.stopped,
+    }
+
+
+def show_queue(ask: OperationRequest) -> QueueDetail:
+    """A queue and some of its messages, which stay in it. Raises Forbidden, UnknownMessage."""
+    peek: Peek = ask.query
+    destination = f"queue/{ask.path['name']}"
+    ask.require_sight(destination)
+    if peek.messages:
+        ask.require_content(destination)
+    queue = _queue(ask)
+    consumers = [each for each in queue.consumers if is_own_or_observed(ask, each.peer.principal)]
+    holders = {each: consumer.peer.connection for consumer in consumers for each in consumer.held}
+    found = queue.browse(peek.after, peek.messages + 1) if peek.messages else []
+    shown = found[: peek.messages]
+    return QueueDetail(
+        **_facts(ask, queue),
+        consumers=[consumer_row(each) for each in consumers],
+        policy=queue.policy,
+        messages=[show_message(each, held_by=holders.get(each.id, "")) for each in shown],
+        next=str(shown[-1].id) if len(found) > len(shown) else "",
+    )
+
+
+async def create_queue(ask: OperationRequest) -> CreatedQueue:
+    """Create a queue; answered after the commit. Raises InvalidDestination, DestinationFull."""
+    asked: NewQueue = ask.body
+    destination = f"queue/{asked.name}"
+    is_new = destination not in ask.hub.store.destinations()
+    if is_new:
+        ask.hub.target(destination, LedgerPeer("http", "", ask.principal))
+        await ask.hub.committed()
+    return CreatedQueue(name=asked.name, created=is_new)
+
+
+async def change_queue(ask: OperationRequest) -> QueueRow:
+    """Pause or resume a queue; answered after the commit. Raises UnknownMessage."""
+    asked: QueueChange = ask.body
+    queue = _queue(ask)
+    queue.pause(asked.paused, ask.now())
+    await ask.hub.committed()
+    return _row(ask, queue)
+
+
+async def purge_queue(ask: OperationRequest) -> Purged:
+    """Delete messages that no consumer holds; answered after the commit. Raises UnknownMessage,
+    InvalidFilter."""
+    asked: QueuePurge = ask.body
+    queue = _queue(ask)
+    if asked.selects_nothing or asked.all:
+        before = queue.length
+        if not asked.dry_run:
+            queue.purge(ask.now())
+            await ask.hub.committed()
+        purged = max(before - queue.length, 0)
+        return Purged(purged=purged, matched=before, dry_run=asked.dry_run)
+    asked.check()
+    matched = purged = 0
+    async with ask.work.turn() as turn:
+        for ids in selected_ids(ask.hub, queue.destination, asked, predicate(asked.filter)):
+            matched += len(ids)
+            for start in range(0, 0 if asked.dry_run else len(ids), _PURGED_AT_ONCE):
+                some = ids[start : start + _PURGED_AT_ONCE]
+                purged += len(queue.remove(some, Step.DROPPED, ask.now(), detail="purged"))
+            await turn.pause()
+    await ask.hub.committed()
+    return Purged(purged=purged, matched=matched, dry_run=asked.dry_run)
+
+
+async def move_messages(ask: OperationRequest) -> ReplayRow:
+    """Start to move messages; answered when it ends, or after a few seconds: then it goes on, and
+    is listed with the replays. Raises UnknownMessage, InvalidDestination, InvalidFilter."""
+    asked: MoveRequest = ask.body
+    queue = _queue(ask)
+    target = asked.destination
+    if target == queue.destination:
+        raise InvalidDestination("the messages are there already")
+    if not target.startswith(("queue/", "topic/")):
+        raise InvalidDestination(f"{target!r} is neither a queue nor a topic")
+    asked.check()
+    ask.hub.target(target, LedgerPeer("http", "", ask.principal))
+    request = ReplayRequest(
+        queue=queue.name,
+        ids=asked.ids,
+        filter=asked.filter,
+        all=asked.all,
+        dry_run=asked.dry_run,
+        rate=asked.rate,
+        destination=target,
+    )
+    return await ask.replays.start(
+        ask.hub,
+        request,
+        ask.now,
+        ask.principal,
+        source=queue.destination,
+        is_allowed=lambda: ask.is_identified and ask.is_administrator,
+    )
+
+
+async def delete_queue(ask: OperationRequest) -> Removed:
+    """Delete a queue; answered after the commit. Raises UnknownMessage, and DestinationInUse while
+    it is not empty, has a consumer or is configured."""
+    return await delete_destination(ask, "queue")
+
+
+async def delete_destination(ask: OperationRequest, kind: str) -> Removed:
+    """Delete a queue or a topic that is not used."""
+    name = ask.path["name"]
+    # What was settled last may not be written yet.
+    await ask.hub.committed()
+    ask.hub.remove(f"{kind}/{name}", ask.now())
+    await ask.hub.committed()
+    return Removed(name)
+
+
+def _queue(ask: OperationRequest) -> Queue:
+    """An existing queue. Raises UnknownMessage: `hub.queue` would create it."""
+    destination = f"queue/{ask.path['name']}"
+    if destination not in ask.hub.store.destinations():
+        raise UnknownMessage(f"there is no queue {ask.path['name']!r}")
+    return ask.hub.queue(destination)
+
+
+QUEUE_OPERATIONS: Final = (
+    Operation(
+        name="list_queues",
+        tag="queues",
+        method="GET",
+        path="/v1/queues",
+        summary="Queues, with their lengths, ages, rates and consumers",
+        handler=list_queues,
+        query=QueuesQuery,
+        answer=QueuePage,
+        needs="principal",
+    ),
+    Operation(
+        name="create_queue",
+        tag="queues",
+        method="POST",
+        path="/v1/queues",
+        summary="Create a queue; sending to one does so, too",
+        handler=create_queue,
+        body=NewQueue,
+        answer=CreatedQueue,
+    ),
+    Operation(
+        name="show_queue",
+        tag="queues",
+        method="GET",
+        path="/v1/queues/{name:path}",
+        summary="A queue, its consumers and, if requested, some of its messages",
+        handler=show_queue,
+        query=Peek,
+        answer=QueueDetail,
+        needs="principal",
+    ),
+    Operation(
+        name="change_queue",
+        tag="queues",
+        method="PATCH",
+        path="/v1/queues/{name:path}",
+        summary="Pause a queue, or resume it",
+        handler=change_queue,
+        body=QueueChange,
+        answer=QueueRow,
+    ),
+    Operation(
+        name="purge_queue",
+        tag="queues",
+        method="POST",
+        path="/v1/queues/{name:path}/purge",
+        summary="Delete messages of a queue that no consumer holds: all, or chosen ones",
+        handler=purge_queue,
+        body=QueuePurge,
+        answer=Purged,
+    ),
+    Operation(
+        name="move_messages",
+        tag="queues",
+        method="POST",
+        path="/v1/queues/{name:path}/move",
+        summary="Move messages that no consumer holds to another queue or a topic",
+        handler=move_messages,
+        body=MoveRequest,
+        answer=ReplayRow,
+    ),
+    Operation(
+        name="delete_queue",
+        tag="queues",
+        method="DELETE",
+        path="/v1/queues/{name:path}",
+        summary="Delete a queue that has no messages, consumers, schedules or configuration",
+        handler=delete_queue,
+        answer=Removed,
+    ),
+)

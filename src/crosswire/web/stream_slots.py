@@ -1,0 +1,33 @@
+"""How many live streams there may be, of all users and of each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from crosswire.errors import ServiceUnavailable
+
+__all__ = ["StreamSlots"]
+
+_STREAMS: Final = 64
+_STREAMS_EACH: Final = 16
+
+
+class StreamSlots:
+    """How many streams there are, of all users and of each."""
+
+    def __init__(self) -> None:
+        self._open: Counter[str] = Counter()
+
+    def enter(self, principal: str) -> None:
+        """One more. Raises ServiceUnavailable."""
+        most = _STREAMS_EACH if principal else _STREAMS
+        if self._open.total() >= _STREAMS or self._open[principal] >= most:
+            raise ServiceUnavailable("there are too many live streams: close one, or retry later")
+        self._open[principal] += 1
+
+    def leave(self, principal: str) -> None:
+        """One less."""
+        self._open[principal] -= 1
+        if not self._open[principal]:
+            del self._open[principal]
