@@ -305,7 +305,7 @@ class Server:
         hub.on_earlier_deadline(self._advance_timer)
         self._timer_at = asyncio.get_running_loop().time()
         self.watchdog.start()
-        hub.turns.on_turn = self.watchdog.note_turn
+        hub.turns.on_turn = self.watchdog.turns.add
         self._keep_time()
         if self._http is not None:
             # Only the API shows them.

@@ -42,7 +42,7 @@ class Watchdog:
         self.lag = Histogram(_LAGS_S)
         """Delays of timer runs."""
         self.turns = Histogram(_TURNS_S)
-        """For how long turns of the event loop kept its thread busy."""
+        """For how long each turn of the event loop kept its thread busy: `Turns.on_turn` adds."""
         self.blocked = 0
         """How many times the loop was blocked for more than `LATE_S`."""
         self._monotonic = monotonic
@@ -94,10 +94,6 @@ class Watchdog:
         """The largest delay of the last minute."""
         first = self._monotonic() - _MINUTE_S
         return max((lag for second, lag in self._worst if second >= first), default=0.0)
-
-    def note_turn(self, busy_s: float) -> None:
-        """A turn of the event loop has ended, which kept the thread busy for this long."""
-        self.turns.add(busy_s)
 
     # On its own thread.
 
