@@ -34,7 +34,7 @@ class _DirectionScan:
     """All directions of one kind, forward or backward, that have bytes in a batch: its runs.
 
     By run: the lane and owner, where its bytes are, where they are in the stream, and the scanner's
-    state; `is_new` where that is the state of a first byte.
+    state; `lacks_peer` where that state may not have what the peer's handshake decided.
     """
 
     def __init__(
@@ -55,12 +55,15 @@ class _DirectionScan:
         # the direction does: `bases` is the difference.
         self.offsets = connections.lane_seen[lanes]
         self.states = columnar.scanner.new_states(columnar.roles[0 if forward else 1], len(lanes))
-        self.is_new = np.ones(len(lanes), np.bool_)
+        self.lacks_peer = np.ones(len(lanes), np.bool_)
         for run in np.flatnonzero(connections.lane_known[lanes]).tolist():
-            state = columnar.state_of(connections.direction(int(lanes[run])))
+            direction = connections.direction(int(lanes[run]))
+            state = columnar.state_of(direction)
             if state is not None:
                 self.states[run] = state
-                self.is_new[run] = False
+                # A decoder asks its peer's. The state of a scan is from the batch of the last byte:
+                # the peer's handshake may have been completed in one without bytes of this side.
+                self.lacks_peer[run] = direction.decoder is None
         self.parts: list[Columns | DecoderOutput] = []
         self.handshake_ends: dict[int, int] = {}
         """By run, for runs with a decoder: it does not keep where its handshake ended."""
@@ -118,7 +121,7 @@ class BatchScan:
         lanes = lanes[lanes != NONE]
         with_bytes = lanes[pieces.lane_row[lanes] != NONE]
         side = _DirectionScan(columnar, forward, with_bytes, connections)
-        if columnar.reads_peer_handshake and not forward and side.is_new.any():
+        if columnar.reads_peer_handshake and not forward and side.lacks_peer.any():
             self._share_handshakes(side)
 
         def decoder_of(run: int) -> Decoder:
@@ -152,10 +155,12 @@ class BatchScan:
     def _share_handshakes(self, side: _DirectionScan) -> None:
         """Give the acceptors' states what their openers' handshakes have decided.
 
-        An opener's state is that of this batch, if it has bytes in it, or that of an earlier one.
+        An opener's state is that of this batch, if it has bytes in it, or that of an earlier one. A
+        connection that is not new is here only if its opener's handshake was complete before this
+        batch, so that it holds for all of the acceptor's bytes.
         """
         scanner, forward = self.columnar.scanner, self._forward
-        runs = np.flatnonzero(side.is_new)
+        runs = np.flatnonzero(side.lacks_peer)
         owners = side.owners[runs]
         peers = scanner.new_states(self.columnar.roles[0], len(runs))
         peer, has_bytes = _find(forward.owners, owners)
