@@ -94,7 +94,7 @@ class Session(asyncio.Protocol):
     `connect` makes the connection when the socket is ready; its argument is the loop's time. When
     the connection has ended, its last bytes are written, the sending half is closed, and what the
     peer still sends is read and dropped for a moment: a socket that is closed with unread input is
-    reset by the kernel, which would discard our goodbye.
+    reset by the kernel, which would discard our goodbye and what was written before it.
 
     The event loop doesn't report the end of a peer that is not read from, so the socket is polled
     meanwhile. A connection that broke ends at once. One whose peer has closed its side ends if
@@ -448,7 +448,7 @@ class Session(asyncio.Protocol):
                 self._run("receive_eof", self.connection.receive_eof)
                 self._dispatch_events()
         if self.connection.closed:
-            self._leave(has_output=bool(outgoing))
+            self._leave()
             return
         account = self.account
         if account is not None:
@@ -559,13 +559,15 @@ class Session(asyncio.Protocol):
                 self._run("fail", self.connection.fail, lost)
                 self._turn()
 
-    def _leave(self, *, has_output: bool) -> None:
+    def _leave(self) -> None:
         """The connection has ended: write what is left, then close the socket."""
         self._leaving = True
         self._forget_unread()
         self._cancel_timer()
         self.connection.release()
-        if has_output and not self._peer_finished and self.transport.can_write_eof():
+        # Whether there is a goodbye or not: a reset would also discard answers that were written
+        # before and that the peer hasn't read yet.
+        if not self._peer_finished and self.transport.can_write_eof():
             self._finish()
             self._steer_reading()
         else:
