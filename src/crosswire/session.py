@@ -17,7 +17,7 @@ from typing import Protocol as Shape
 from crosswire.budget import MemoryAccount
 from crosswire.errors import ConnectionLost, InternalError
 from crosswire.hub.dispatch import Callbacks
-from crosswire.hub.turns import QUANTUM_S, Turns, TurnShare
+from crosswire.hub.turns import LARGE_BYTES, QUANTUM_S, Turns, TurnShare
 from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFailed, Event
 
 __all__ = ["Session", "SessionOwner", "Tap", "use_keep_alive"]
@@ -36,11 +36,9 @@ POLL_S = 1.0
 FIRST_PART_BYTES = 4 * 1024
 """How much of a read is processed at once, until it is known how long that takes."""
 LEAST_PART_BYTES = 256
-LARGE_BYTES: Final = 1 << 20
-"""A frame is processed at once when its last byte is there. From this size on it has turns of its
-own."""
 LARGE_S: Final = 0.01
-"""Roughly how long one of this size takes: more than a turn."""
+"""Roughly how long a frame of `LARGE_BYTES` takes, which is processed at once when its last byte is
+there: more than a turn."""
 
 _BROKEN: Final = select.POLLERR | select.POLLNVAL
 # Only Linux has POLLRDHUP for a half-closed peer; elsewhere POLLHUP covers it.
@@ -286,6 +284,11 @@ class Session(asyncio.Protocol):
         ends_at = turns.thread_clock() + QUANTUM_S
         has_own_turn, self._has_own_turn = self._has_own_turn, False
         if self._is_decoded:
+            if turns.is_full:
+                # One large message in a commit group: to write two of them is one long turn.
+                share.hold()
+                share.later(LARGE_S)
+                return
             self._is_decoded = False
             self._turn()
             if self._unread:
