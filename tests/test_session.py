@@ -15,7 +15,7 @@ from crosswire.session import Session
 from crosswire.wire.contract import ConnectionClosed, ConnectionFailed, Event
 from crosswire.wire.emp.connection import EmpConnection
 from crosswire.wire.emp.events import RequestReceived
-from crosswire.wire.emp.frames import Hello, Request, serialize, serialize_call
+from crosswire.wire.emp.frames import Bye, Hello, Request, serialize, serialize_call
 
 MS = 0.001
 MIB = 1 << 20
@@ -79,6 +79,20 @@ async def connect(world: World, name: str) -> socket.socket:
     return theirs
 
 
+async def connect_tcp(world: World, name: str) -> socket.socket:
+    """A peer before its handshake: only TCP knows resets."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        peer = socket.create_connection(server.getsockname())
+        accepted, _ = server.accept()
+    await asyncio.get_running_loop().create_connection(
+        lambda: Session(
+            lambda now: EmpConnection("server", now), Owner(world, name), turns=world.turns
+        ),
+        sock=accepted,
+    )
+    return peer
+
+
 def requests(count: int, size: int = 0) -> bytes:
     data = b'{"a":"%b"}' % (b"x" * size)
     return b"".join(
@@ -126,16 +140,7 @@ async def test_the_end_of_the_peer_s_half_waits_for_what_was_read_before() -> No
 
 async def test_a_broken_connection_ends_after_what_was_read_before() -> None:
     world = World()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        loop = asyncio.get_running_loop()
-        peer = socket.create_connection(server.getsockname())
-        accepted, _ = server.accept()
-        await loop.create_connection(
-            lambda: Session(
-                lambda now: EmpConnection("server", now), Owner(world, "peer"), turns=world.turns
-            ),
-            sock=accepted,
-        )
+    peer = await connect_tcp(world, "peer")
     peer.sendall(serialize(Hello(1)) + requests(500))
     async with asyncio.timeout(20):
         while not world.of("peer"):
@@ -146,6 +151,25 @@ async def test_a_broken_connection_ends_after_what_was_read_before() -> None:
     await until(world, "peer", "end")
     found = world.of("peer")
     assert [what for _, what in found] == [*range(1, 501), "end"]
+
+
+async def test_a_peer_that_sends_on_after_the_end_is_not_reset() -> None:
+    """A reset would discard what it has not read yet."""
+    world = World()
+    peer = await connect_tcp(world, "peer")
+    # EMP answers a bye by closing: there is nothing to write in the turn that ends the connection.
+    peer.sendall(serialize(Hello(1)) + serialize(Bye()))
+    await until(world, "peer", "end")
+    peer.setblocking(False)
+    loop = asyncio.get_running_loop()
+    for _ in range(3):
+        await loop.sock_sendall(peer, requests(1))
+    received = b""
+    async with asyncio.timeout(10):
+        while data := await loop.sock_recv(peer, 4096):
+            received += data
+    assert received == serialize(Hello(1))
+    peer.close()
 
 
 async def test_large_frames_take_turns_of_their_own() -> None:

@@ -17,7 +17,7 @@ from typing import Protocol as Shape
 from crosswire.budget import MemoryAccount
 from crosswire.errors import ConnectionLost, InternalError
 from crosswire.hub.dispatch import Callbacks
-from crosswire.hub.turns import QUANTUM_S, Turns, TurnShare
+from crosswire.hub.turns import LARGE_BYTES, QUANTUM_S, Turns, TurnShare
 from crosswire.wire.contract import Connection, ConnectionClosed, ConnectionFailed, Event
 
 __all__ = ["Session", "SessionOwner", "Tap", "use_keep_alive"]
@@ -36,11 +36,9 @@ POLL_S = 1.0
 FIRST_PART_BYTES = 4 * 1024
 """How much of a read is processed at once, until it is known how long that takes."""
 LEAST_PART_BYTES = 256
-LARGE_BYTES: Final = 1 << 20
-"""A frame is processed at once when its last byte is there. From this size on it has turns of its
-own."""
 LARGE_S: Final = 0.01
-"""Roughly how long one of this size takes: more than a turn."""
+"""Roughly how long a frame of `LARGE_BYTES` takes, which is processed at once when its last byte is
+there: more than a turn."""
 
 _BROKEN: Final = select.POLLERR | select.POLLNVAL
 # Only Linux has POLLRDHUP for a half-closed peer; elsewhere POLLHUP covers it.
@@ -94,7 +92,7 @@ class Session(asyncio.Protocol):
     `connect` makes the connection when the socket is ready; its argument is the loop's time. When
     the connection has ended, its last bytes are written, the sending half is closed, and what the
     peer still sends is read and dropped for a moment: a socket that is closed with unread input is
-    reset by the kernel, which would discard our goodbye.
+    reset by the kernel, which would discard our goodbye and what was written before it.
 
     The event loop doesn't report the end of a peer that is not read from, so the socket is polled
     meanwhile. A connection that broke ends at once. One whose peer has closed its side ends if
@@ -286,6 +284,11 @@ class Session(asyncio.Protocol):
         ends_at = turns.thread_clock() + QUANTUM_S
         has_own_turn, self._has_own_turn = self._has_own_turn, False
         if self._is_decoded:
+            if turns.is_full:
+                # One large message in a commit group: to write two of them is one long turn.
+                share.hold()
+                share.later(LARGE_S)
+                return
             self._is_decoded = False
             self._turn()
             if self._unread:
@@ -448,7 +451,7 @@ class Session(asyncio.Protocol):
                 self._run("receive_eof", self.connection.receive_eof)
                 self._dispatch_events()
         if self.connection.closed:
-            self._leave(has_output=bool(outgoing))
+            self._leave()
             return
         account = self.account
         if account is not None:
@@ -559,13 +562,15 @@ class Session(asyncio.Protocol):
                 self._run("fail", self.connection.fail, lost)
                 self._turn()
 
-    def _leave(self, *, has_output: bool) -> None:
+    def _leave(self) -> None:
         """The connection has ended: write what is left, then close the socket."""
         self._leaving = True
         self._forget_unread()
         self._cancel_timer()
         self.connection.release()
-        if has_output and not self._peer_finished and self.transport.can_write_eof():
+        # Whether there is a goodbye or not: a reset would also discard answers that were written
+        # before and that the peer hasn't read yet.
+        if not self._peer_finished and self.transport.can_write_eof():
             self._finish()
             self._steer_reading()
         else:

@@ -13,11 +13,26 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import msgspec
+import pyarrow as pa
 
+from crosswire.bond import hub_module, marshal
+from crosswire.pipeline.connector.address import HubAddress
+from crosswire.web.contract import ARROW
+from crosswire.wire.emp.events import RequestReceived
 from crosswire.wire.emqp.states import State
-from tests.adversary.measured import Attack, MeasuredPeer, MeasuredTarget, measured_hub
+from crosswire.wire.epoxy.events import EventReceived
+from tests.adversary.harness import PATIENCE_S
+from tests.adversary.measured import (
+    ATTACKER_TOKEN,
+    OBSERVER_TOKEN,
+    Attack,
+    MeasuredPeer,
+    MeasuredTarget,
+    measured_hub,
+)
 
 encode = msgspec.json.encode
 
@@ -312,6 +327,150 @@ def listing(size: int) -> Attack:
             yield
             peers[1].send(data)
             peers[1].answers(200)
+
+    return attack
+
+
+def many_queues(size: int) -> Attack:
+    """Publications to as many queues, twice: new ones, then those that there are."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            peer = connect(stack, target, 1)[0]
+            for number in range(size):
+                request(peer, "$publish", destination=f"queue/many{number}", text="x")
+            first = peer.bytes_to_send()
+            for number in range(size):
+                request(peer, "$publish", destination=f"queue/many{number}", text="x")
+            second = peer.bytes_to_send()
+            yield
+            for data in (first, second):
+                peer.send(data)
+                peer.answers(size)
+
+    return attack
+
+
+def held(target: MeasuredTarget, stack: ExitStack, size: int, queue: str) -> tuple[Any, list[int]]:
+    """A consumer that holds `size` messages, and their ids."""
+    producer, consumer = connect(stack, target, 2)
+    for _ in range(size):
+        request(producer, "$publish", destination=queue, text="x")
+    producer.answers(size)
+    request(consumer, "$subscribe", destination=queue, window=65_535)
+    consumer.until(lambda: len(consumer.events) > size)
+    deliveries = [each for each in consumer.events if isinstance(each, RequestReceived)]
+    consumer.events.clear()
+    return consumer, [msgspec.json.decode(each.data)["id"] for each in deliveries]
+
+
+def leases(size: int) -> Attack:
+    """A consumer whose messages are all to be settled by the same moment, and are not."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            consumer, ids = held(target, stack, size, "queue/leases")
+            yield
+            for start in range(0, size, 20_000):
+                part = ids[start : start + 20_000]
+                request(consumer, "$extend", subscription=1, ids=part, lease_s=0.2)
+            consumer.send()
+            # All of them are delivered to it again.
+            consumer.answers(size)
+
+    return attack
+
+
+def settled(size: int, *, refused: bool) -> Attack:
+    """A consumer that settles, or refuses, all that it holds by one request."""
+    queue = "queue/refused" if refused else "queue/settled"
+    settlement = hub_module().struct("crosswire.Settlement")
+    subscription = hub_module().struct("crosswire.Subscription")
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            producer = connect(stack, target, 1)[0]
+            for _ in range(size):
+                request(producer, "$publish", destination=queue, text="x")
+            producer.answers(size)
+            peer = stack.enter_context(target.epoxy_peer())
+            asked = subscription.python_class(destination=queue, window=65_535)
+            peer.connection.send_request(
+                "crosswire.Hub", "Subscribe", marshal.marshal(asked, subscription)
+            )
+            peer.until(lambda: len(peer.events) > size)
+            given = [each for each in peer.events if isinstance(each, EventReceived)]
+            peer.events.clear()
+            delivery = hub_module().struct("crosswire.Delivery")
+            first = marshal.unmarshal(given[0].payload, delivery)
+            ids = [marshal.unmarshal(each.payload, delivery).id for each in given]
+            done = settlement.python_class(
+                subscription=first.subscription, ids=ids, refused=refused, reason="no"
+            )
+            data = marshal.marshal(done, settlement)
+            yield
+            peer.connection.send_request("crosswire.Hub", "Settle", data)
+            peer.send()
+            peer.answers(1)
+
+    return attack
+
+
+def staged(size: int) -> Attack:
+    """A batch over HTTP to as many queues that don't exist."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        rows = {
+            "destination": [f"queue/staged{number}" for number in range(size)],
+            "value": ["x"] * size,
+        }
+        batch = pa.record_batch(rows)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as out:
+            out.write_batch(batch)
+        hub = HubAddress(target.url, ATTACKER_TOKEN, patience_s=PATIENCE_S)
+        yield
+        for number in range(2):
+            path = f"/v1/ingest/attacker/{number}"
+            body = bytes(sink.getvalue())
+            hub.post_bytes(f"{path}/attempts/a", body, ARROW, {"part": 0, "run": ""})
+            named = {"attempt": "a", "parts": 1, "messages": size}
+            hub.post(f"{path}/commit", {"attempts": [named], "run": ""})
+
+    return attack
+
+
+def purged(size: int) -> Attack:
+    """A long queue that is removed by one request of an administrator."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            producer = connect(stack, target, 1)[0]
+            for _ in range(size):
+                request(producer, "$publish", destination="queue/purged", text="x")
+            producer.answers(size)
+            hub = HubAddress(target.url, OBSERVER_TOKEN, patience_s=PATIENCE_S)
+            yield
+            hub.post("/v1/queues/purged/purge", {})
+
+    return attack
+
+
+def late_answers(size: int) -> Attack:
+    """Calls that nobody answers, all of which time out at the same moment."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            provider = connect(stack, target, 1)[0]
+            request(provider, "$serve", services=["late"])
+            provider.answers(1)
+            client = stack.enter_context(target.emqp_peer("client"))
+            for _ in range(size):
+                client.connection.send_request("late", "reply-requested,timeout:1", b"x")
+            data = client.bytes_to_send()
+            yield
+            client.send(data)
+            client.answers(size)
 
     return attack
 

@@ -243,7 +243,7 @@ async def test_a_decided_batch_is_taken_over_without_the_record_of_its_part(rows
     hub = restart({**rows, part: b"\xc1"})
     assert [type(error).__name__ for error in reports(hub)] == ["RecordDamaged"]
     taken = hub.queue("queue/batch").browse(0, 1000)
-    assert [each.payload for each in taken] == [b"%d" % number for number in range(256, 600)]
+    assert [each.payload for each in taken] == [b"%d" % number for number in range(64, 600)]
 
 
 async def test_the_length_of_a_queue_is_counted_where_it_can_not_be_read(rows: Rows) -> None:

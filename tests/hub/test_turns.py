@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -17,7 +18,7 @@ from crosswire.hub import turns as turns_module
 from crosswire.hub.attachment import Attachment, Delivery
 from crosswire.hub.dispatch import DispatchLoop
 from crosswire.hub.ingest.records import NamedAttempt, ProducerKey, pack
-from crosswire.hub.ledger import LedgerPeer
+from crosswire.hub.ledger import LedgerPeer, Step
 from crosswire.hub.turns import Turns, TurnShare
 from tests.hub.parties import Bench, Caller, Recorder, Server, publish, send
 
@@ -505,23 +506,32 @@ async def test_a_long_queue_is_handed_out_in_parts() -> None:
     assert max(parts) <= 512
 
 
-async def test_a_staged_batch_is_taken_over_in_parts() -> None:
+async def test_a_staged_batch_is_taken_over_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = HubWorld()
     owner = ProducerKey("", "job")
     part = pack([send(b"x", f"queue/{number}") for number in range(1000)])
     bench.hub.staging.stage(owner, 0, "a", 0, part, bench.now)
     bench.commit()
     named = NamedAttempt(attempt="a", parts=1, messages=1000)
-    # The turn is over already: one chunk is taken over all the same.
+    staging = bench.hub.staging
+    take_over = staging._take_over
+
+    def slowly(envelopes: Sequence[Envelope], now: float) -> None:
+        bench.clock.work(TURN_S)
+        take_over(envelopes, now)
+
+    monkeypatch.setattr(staging, "_take_over", slowly)
     bench.hub.turns.enter()
     bench.clock.work(TURN_S * 2)
-    bench.hub.staging.commit(owner, 0, [named], bench.now)
-    assert len(bench.hub.backlogs()) == 256
-    bench.commit()
-    assert len(bench.hub.backlogs()) == 512
-    await next_turn()
-    bench.commit()
-    assert len(bench.hub.backlogs()) == 1000
+    staging.commit(owner, 0, [named], bench.now)
+    # The turn is over already.
+    found = [len(bench.hub.backlogs())]
+    while found[-1] < 1000:
+        await next_turn()
+        bench.commit()
+        found.append(len(bench.hub.backlogs()))
+    assert found[0] == 0
+    assert max(after - before for before, after in pairwise(found)) <= 128
 
 
 async def test_calls_of_a_caller_that_left_are_ended_in_parts_of_256() -> None:
@@ -578,3 +588,95 @@ async def test_a_large_message_is_written_in_a_turn_of_its_own() -> None:
     await next_turn()
     assert len(written) == 1
     await bench.hub.commits.flush()
+
+
+async def test_what_is_refused_at_once_is_retried_in_parts() -> None:
+    bench = HubWorld()
+    for _ in range(1000):
+        bench.hub.produce([send(b"x")], bench.now)
+    bench.commit()
+    got = Recorder()
+    consumer = bench.consume("queue/q", got, window=1000)
+    while len(got.deliveries) < 1000:
+        await next_turn()
+    bench.hub.turns.enter()
+    bench.clock.work(2 * TURN_S)
+    # Each id counts once, and nobody else has it until it is ready again.
+    assert consumer.refuse([*got.ids, *got.ids], bench.now, delay_s=60.0) == 1000
+    assert consumer.refuse(got.ids, bench.now) == consumer.settle(got.ids, bench.now) == 0
+    assert not refused_rows(bench)
+    while refused_rows(bench) < 1000:
+        await next_turn()
+    assert refused_rows(bench) == 1000
+    bench.commit()
+
+
+def refused_rows(bench: HubWorld) -> int:
+    return sum(len(run.ids) for run in bench.hub.ledger.runs() if run.step is Step.REFUSED)
+
+
+async def test_leases_that_run_out_together_are_returned_in_parts() -> None:
+    bench = HubWorld()
+    for _ in range(1000):
+        bench.hub.produce([send(b"x")], bench.now)
+    bench.commit()
+    got = Recorder()
+    consumer = bench.consume("queue/q", got, window=1000)
+    while len(got.deliveries) < 1000:
+        await next_turn()
+    consumer.extend(got.ids, bench.now, 5.0)
+    bench.hub.turns.enter()
+    bench.clock.work(2 * TURN_S)
+    bench.now += 10.0
+    bench.hub.handle_deadline(bench.now)
+    # The turn was over before: the rest is due at once.
+    assert 0 < 1000 - len(consumer.held) <= 64
+    due = bench.hub.next_deadline()
+    assert due is not None and due <= bench.now
+    turns = 0
+    while consumer.held:
+        await next_turn()
+        bench.hub.handle_deadline(bench.now)
+        turns += 1
+        assert turns < 1000
+
+
+def test_queues_that_change_are_written_while_the_group_collects() -> None:
+    bench = Bench()
+    for number in range(1000):
+        bench.produce(send(b"x", f"queue/{number}"))
+    commits = bench.hub.commits
+    for _ in range(2):
+        for number in range(1000):
+            bench.hub.produce([send(b"y", f"queue/{number}")], bench.now)
+    assert len(commits._changed) <= 128
+    bench.commit()
+    # All that was accepted is counted, and nothing twice.
+    bench.kill()
+    lengths = {bench.hub.queue(f"queue/{number}").length for number in range(1000)}
+    assert lengths == {3}
+
+
+async def test_a_full_group_holds_its_producers_until_it_is_sealed() -> None:
+    bench = HubWorld()
+    turns, commits = bench.hub.turns, bench.hub.commits
+    commits.start(asyncio.get_running_loop())
+    served: list[str] = []
+    producer = TurnShare(turns, lambda: served.append("producer"))
+    other = TurnShare(turns, lambda: served.append("other"))
+    turns.current = producer
+    bench.hub.produce([send(b"x" * (1 << 20))], bench.now)
+    turns.current = None
+    assert turns.is_full
+    assert producer.unfinished == 1
+    producer.later()
+    other.later()
+    # The group has a large message: it is written in a turn of its own.
+    async with asyncio.timeout(10):
+        while turns.is_full:
+            assert "producer" not in served
+            await asyncio.sleep(0)
+        while len(served) < 2:
+            await asyncio.sleep(0)
+    assert served == ["other", "producer"]
+    await commits.close()

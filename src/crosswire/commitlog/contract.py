@@ -171,7 +171,8 @@ class CommitGroup:
 
     The store collects changes in it and completes `body` when the group is sealed. `sync` asks for
     the disk, not only for the operating system; `urgent` means that somebody waits; `is_large` that
-    it has a message of a MiB or more, which takes long to write. `sealed_at` and `ended_at` are
+    it has a message of a MiB or more, which takes long to write. `size_bytes` is that of producers'
+    messages. `sealed_at` and `ended_at` are
     readings of `perf_counter`, for metrics: its commit began and ended then; `waited_s` is for how
     long the event loop waited for the disk meanwhile.
     """
@@ -196,6 +197,7 @@ class CommitGroup:
         "retained_arrivals",
         "saves",
         "sealed_at",
+        "size_bytes",
         "stored",
         "sync",
         "urgent",
@@ -209,6 +211,7 @@ class CommitGroup:
         self.sync = False
         self.urgent = False
         self.is_large = False
+        self.size_bytes = 0
         self.sealed_at = 0.0
         self.ended_at = 0.0
         self.waited_s = 0.0

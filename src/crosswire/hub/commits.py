@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from time import perf_counter
 from typing import Final, NamedTuple, Protocol, TypeAlias
@@ -56,7 +56,7 @@ from crosswire.commitlog.local import LocalLog
 from crosswire.errors import HubError, StoreError, StoreFailed
 from crosswire.hub.dispatch import Dispatcher, DispatchLoop
 from crosswire.hub.ledger import Ledger
-from crosswire.hub.turns import TurnShare
+from crosswire.hub.turns import LARGE_BYTES, TurnShare
 from crosswire.store.contract import Store
 from crosswire.store.engine import refusal
 
@@ -66,6 +66,12 @@ _log = logging.getLogger("crosswire.hub")
 
 _SYNC_S: Final = 1.0
 """How long what was written may stay with the operating system only."""
+_CHANGED: Final = 128
+"""Queues and subscriptions that are written when a group is sealed; those before them are written
+while it collects."""
+_FULL_MESSAGES: Final = 4096
+_FULL_BYTES: Final = 2 << 20
+"""From here on a group takes long to write: its producers are not read from until it is sealed."""
 _RELEASED: Final = 16
 """Queues and subscriptions that get their messages before others may have a turn."""
 _RETRY_S: Final = 0.25
@@ -205,10 +211,41 @@ class CommitPath:
             self._dispatch.callbacks.run("receipt", callback, receipt)
 
     def changed(self, backlog: StoredBacklog, *, request: bool = True) -> None:
-        """It has something to write when the group is sealed; nobody waits for it."""
-        self._changed[backlog] = None
+        """It has something to write when the group is sealed; nobody waits for it.
+
+        Whoever sends to thousands of queues pays for them one by one: the one that has not changed
+        for longest is written now, and again if it changes once more before the group is sealed.
+        """
+        changed = self._changed
+        changed.pop(backlog, None)
+        changed[backlog] = None
+        if len(changed) > _CHANGED:
+            oldest = next(iter(changed))
+            del changed[oldest]
+            self._dispatch.callbacks.run("write", oldest.write)
         if request:
             self.request(urgent=False)
+
+    def added(self, sizes: Sequence[int]) -> None:
+        """Messages of these sizes were added to the open group for the peer that is served now.
+
+        One in flight, and a disk that is slow, would make the next group so large that to write it
+        is a long turn. So a full one keeps its producers waiting, for as long as they would have to
+        wait for their receipts anyway.
+        """
+        group = self._store.group
+        group.size_bytes += sum(sizes)
+        if max(sizes) >= LARGE_BYTES:
+            group.is_large = True
+        turns = self._dispatch.turns
+        if (
+            group.is_large
+            or group.size_bytes >= _FULL_BYTES
+            or group.appended_count >= _FULL_MESSAGES
+        ) and self._loop is not None:
+            turns.is_full = True
+            if turns.current is not None:
+                turns.current.hold()
 
     def await_commit(self, reader: CommitReader) -> None:
         """Some of what it is to read is not committed yet: commits touch it until all is."""
@@ -281,6 +318,8 @@ class CommitPath:
             # Not sealed: the open group keeps growing until the engine can be opened again.
             self._timer = self._loop.call_later(_RETRY_S, self._begin)
             self._end_flushes(store.last_error)
+            # What they send is refused meanwhile.
+            self._dispatch.turns.release()
             return
         group = self._seal()
         if not group.has_changes:
@@ -392,6 +431,7 @@ class CommitPath:
         self._dispatch.callbacks.run("write", self._add_block)
         sealed_at = perf_counter()
         group = self._store.seal()
+        self._dispatch.turns.release()
         group.sealed_at = sealed_at
         if group.written:
             group.on_written = self._on_written

@@ -25,7 +25,6 @@ __all__ = ["Intake"]
 
 _FIRST_LEVEL: Final = slice(6, 7)
 """The first character of NAME in `queue/NAME` and `topic/NAME`."""
-_LARGE_BYTES: Final = 1 << 20
 _DELIVERIES: Final = 256
 """What is delivered to the subscribers of a topic before others may have a turn."""
 
@@ -229,8 +228,7 @@ class Intake:
         group = self._commits.group
         group.accepted_ids.append(ids)
         group.stored.append(accepted)
-        if max(accepted.sizes) >= _LARGE_BYTES:
-            group.is_large = True
+        self._commits.added(accepted.sizes)
         peer = LedgerPeer(envelope.protocol, envelope.connection, envelope.principal)
         self._ledger.note(Step.ACCEPTED, now_us, destination, ids, peer=peer)
 

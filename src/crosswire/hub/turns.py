@@ -29,7 +29,7 @@ from itertools import count
 from time import perf_counter, thread_time
 from typing import Final
 
-__all__ = ["QUANTUM_S", "TURN_S", "TurnShare", "Turns"]
+__all__ = ["LARGE_BYTES", "QUANTUM_S", "TURN_S", "TurnShare", "Turns"]
 
 TURN_S: Final = 0.008
 """How long a turn may be before long work waits for the next one. What begins before that ends
@@ -37,16 +37,28 @@ after it, so turns are longer than this, and parts must be much shorter."""
 QUANTUM_S: Final = TURN_S / 4
 """How long one peer is served before others that wait."""
 
+LARGE_BYTES: Final = 1 << 20
+"""From this size on a message has turns of its own: it takes long, and can't be done in parts."""
+
 
 class TurnShare:
     """One peer's part in the thread's time. `run` is called when its turn has come."""
 
-    __slots__ = ("_finish_s", "_is_parked", "_run", "_turns", "is_waiting", "unfinished")
+    __slots__ = (
+        "_finish_s",
+        "_is_held",
+        "_is_parked",
+        "_run",
+        "_turns",
+        "is_waiting",
+        "unfinished",
+    )
 
     def __init__(self, turns: Turns, run: Callable[[], None]) -> None:
         self._turns = turns
         self._run = run
         self._finish_s = 0.0
+        self._is_held = False
         self._is_parked = False
         self.is_waiting = False
         """Whether `run` is to be called in a later turn."""
@@ -77,6 +89,18 @@ class TurnShare:
         if not self.unfinished and self._is_parked:
             self._is_parked = False
             self._turns.wait(self, self._finish_s, QUANTUM_S)
+
+    def hold(self) -> None:
+        """The commit group takes no more of this peer until `Turns.release`."""
+        if not self._is_held:
+            self._is_held = True
+            self.caused()
+            self._turns.held.append(self)
+
+    def release(self) -> None:
+        """Called by `Turns`: what held it is over."""
+        self._is_held = False
+        self.finished()
 
     def close(self) -> None:
         """The peer is gone: `run` is not called any more."""
@@ -118,6 +142,9 @@ class Turns:
         little else than begin them."""
         self.current: TurnShare | None = None
         """For whom the thread works right now."""
+        self.is_full = False
+        """Whether the open commit group takes no large message, until `release`."""
+        self.held: list[TurnShare] = []
         self.virtual_s = 0.0
         """What the share that was served last started with."""
         self.on_turn: Callable[[float], None] | None = None
@@ -160,6 +187,14 @@ class Turns:
             share,
         )
         heapq.heappush(self._waiting, entry)
+
+    def release(self) -> None:
+        """The next commit group takes messages again."""
+        self.is_full = False
+        if self.held:
+            held, self.held = self.held, []
+            for share in held:
+                share.release()
 
     def _end(self) -> None:
         """The loop is about to look at the sockets: measure this turn, and begin the next one with

@@ -154,6 +154,8 @@ class App:
             work=self._work,
             streams=self._streams,
         )
+        # What a request causes in the hub is part of a turn, like what peers cause.
+        self.server.hub.turns.enter()
         answer = operation.handler(ask)
         if isinstance(answer, AsyncGenerator):
             response = await _stream(answer, operation.streams)

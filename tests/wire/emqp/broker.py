@@ -75,6 +75,7 @@ class TestBroker:
         self._servers: list[asyncio.Server] = []
         self.ports: dict[str, int] = {}
         self.guests: list[Guest] = []
+        self._sessions: list[Session] = []
         self.seen: list[Event] = []
         self.changed = asyncio.Event()
         self.jobs: deque[tuple[Guest, RequestReceived]] = deque()
@@ -89,9 +90,12 @@ class TestBroker:
     async def __aexit__(self, *_: object) -> None:
         for server in self._servers:
             server.close()
-        for guest in list(self.guests):
-            guest.session.transport.abort()
-        await self.until(lambda: not self.guests)
+        # A connection that has ended may have its socket open for a moment longer.
+        for session in self._sessions:
+            session.abort()
+        if open_sockets := [each.gone for each in self._sessions if each.opened]:
+            await asyncio.wait(open_sockets)
+        assert not self.guests
 
     async def listen(self, listener: str, port: int = 0) -> None:
         loop = asyncio.get_running_loop()
@@ -114,7 +118,9 @@ class TestBroker:
                 unix_offset_s=time.time() - now,
             )
 
-        return Session(connect, guest)
+        session = Session(connect, guest)
+        self._sessions.append(session)
+        return session
 
     def at(self, listener: str) -> list[Guest]:
         return [guest for guest in self.guests if guest.listener == listener]

@@ -234,10 +234,9 @@ class Backlog(ABC):
 
     def _return(self, consumer: Consumer, items: Sequence[Item], now: float, cause: str) -> None:
         """What a consumer that left has held is ready again."""
-        for item in items:
-            # It may have been settled since by other means, a message that was taken back.
-            if self.memory.items.get(item.id) is item:
-                self._retries.fail(item, consumer, Step.RETURNED, cause, now, 0.0)
+        # Some may have been settled since by other means, a message that was taken back.
+        left = [item for item in items if self.memory.items.get(item.id) is item]
+        self._retries.fail(left, consumer, Step.RETURNED, cause, now, 0.0)
         self._commits.changed(self)
         self.make_room(consumer, len(items), now)
         self._loop.touch(self)
@@ -280,20 +279,30 @@ class Backlog(ABC):
         final: bool | None = None,
     ) -> int:
         """A consumer can't process these: see `Attachment.refuse`."""
-        count = 0
-        for identifier in ids:
-            item = consumer.held.pop(identifier, None)
-            if item is not None:
-                count += 1
-                self._retries.fail(
-                    item, consumer, Step.REFUSED, cause or "refused", now, delay_s, final=final
-                )
-        if count:
-            self._commits.changed(self)
-            self.make_room(consumer, count, now)
-            self.check()
-            self._loop.pump(now)
-        return count
+        held = consumer.held
+        items = [held.pop(each) for each in dict.fromkeys(ids) if each in held]
+        for start in range(0, len(items), _RETURNED):
+            part = items[start : start + _RETURNED]
+            self._loop.defer("refuse", self._refuse, consumer, part, now, cause, delay_s, final)
+        self._loop.pump(now)
+        return len(items)
+
+    def _refuse(
+        self,
+        consumer: Consumer,
+        items: Sequence[Item],
+        now: float,
+        cause: str,
+        delay_s: float | None,
+        final: bool | None,
+    ) -> None:
+        """A part of what a consumer refused at once."""
+        left = [item for item in items if self.memory.items.get(item.id) is item]
+        step, cause = Step.REFUSED, cause or "refused"
+        self._retries.fail(left, consumer, step, cause, now, delay_s, final=final)
+        self._commits.changed(self)
+        self.make_room(consumer, len(items), now)
+        self.check()
 
     def extend(self, consumer: Consumer, ids: Iterable[int], now: float, lease_s: float) -> int:
         """The leases of these start anew. Returns how many of them the consumer holds."""

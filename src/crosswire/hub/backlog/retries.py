@@ -10,7 +10,9 @@ One timer serves all three: it is set for the earliest of these times.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from itertools import groupby
+from typing import Final
 
 from crosswire.envelope import MICROSECONDS
 from crosswire.hub.attachment import Consumer, Item
@@ -21,6 +23,9 @@ from crosswire.hub.dead import bury
 from crosswire.hub.ledger import Step, shortened
 
 __all__ = ["Retries"]
+
+_STEPS: Final = 32
+"""Messages that are looked at before it is checked whether the turn is over."""
 
 
 class Retries:
@@ -48,7 +53,7 @@ class Retries:
 
     def fail(
         self,
-        item: Item,
+        items: Sequence[Item],
         consumer: Consumer,
         step: Step,
         cause: str,
@@ -57,20 +62,38 @@ class Retries:
         *,
         final: bool | None = None,
     ) -> None:
-        """A consumer no longer holds a message and has not settled it: retry it or bury it.
+        """A consumer no longer holds these and has not settled them: retry them or bury them.
 
         `delay_s` None leaves the delay, `final` None the number of attempts to the retry policy.
         """
-        owner, cause = self._owner, shortened(cause)
+        cause = shortened(cause)
+        time_us = self._wall.stamp_us(int(now * MICROSECONDS))
+        failed = FailedDelivery(time_us, consumer.peer.connection, cause)
+        # One run of the ledger for all that were delivered as often: a group with a run for each
+        # of thousands of messages takes long to seal.
+        for attempt, run in groupby(items, key=lambda item: item.delivered):
+            part = list(run)
+            ids = [item.id for item in part]
+            self._owner.note(step, now, ids, peer=consumer.peer, attempt=attempt, detail=cause)
+            for item in part:
+                self._fail_one(item, failed, now, delay_s, final)
+
+    def _fail_one(
+        self,
+        item: Item,
+        failed: FailedDelivery,
+        now: float,
+        delay_s: float | None,
+        final: bool | None,
+    ) -> None:
+        owner = self._owner
         item.consumer = None
         self._memory.held_bytes -= item.size
-        time_us = self._wall.stamp_us(int(now * MICROSECONDS))
-        item.attempts = [*item.attempts, FailedDelivery(time_us, consumer.peer.connection, cause)]
-        owner.note(step, now, [item.id], peer=consumer.peer, attempt=item.delivered, detail=cause)
+        item.attempts = [*item.attempts, failed]
         if final is None:
             final = 0 < owner.retry.max_attempts <= item.delivered
         if final:
-            self._bury(item, cause, now)
+            self._bury(item, failed.cause, now)
             return
         self._cursor.refuse(item.number, item.id, item.attempts)
         if delay_s is None:
@@ -164,12 +187,21 @@ class Retries:
     def _on_time(self, now: float) -> None:
         owner, memory = self._owner, self._memory
         self.wake_at = 0.0
-        while self._delayed and self._delayed[0][0] <= now:
+        is_over = self._loop.turns.is_over
+        steps = 0
+
+        def has_time() -> bool:
+            """Something at least, even if the turn is over; the timer is due again for the rest."""
+            nonlocal steps
+            steps += 1
+            return steps % _STEPS != 0 or not is_over()
+
+        while self._delayed and self._delayed[0][0] <= now and has_time():
             item = heapq.heappop(self._delayed)[2]
             item.due = 0.0
             memory.put_back(item)
             self._loop.touch(owner)
-        while self._leases and self._leases[0][0] <= now:
+        while self._leases and self._leases[0][0] <= now and has_time():
             due, identifier, attempt = heapq.heappop(self._leases)
             found = memory.items.get(identifier)
             if found is None or found.consumer is None:
@@ -177,12 +209,14 @@ class Retries:
             # A lease that was extended, or belongs to an earlier delivery, has another entry.
             if found.due == due and found.delivered == attempt:
                 consumer = found.consumer
-                del consumer.held[identifier]
-                self.fail(found, consumer, Step.RETURNED, "the lease ran out", now, None)
+                if consumer.held.pop(identifier, None) is None:
+                    # It was refused, or its consumer left: that is done in parts.
+                    continue
+                self.fail([found], consumer, Step.RETURNED, "the lease ran out", now, None)
                 self._core.commits.changed(owner)
                 owner.make_room(consumer, 1, now)
         now_us = int(now * MICROSECONDS)
-        while memory.ready and self.is_expired(memory.ready[0], now_us):
+        while memory.ready and self.is_expired(memory.ready[0], now_us) and has_time():
             owner.expire(memory.ready.popleft(), now_us)
             memory.fill()
         if owner.is_filtered:

@@ -34,7 +34,8 @@ __all__ = [
 
 CHUNKS: Final = "staged"
 _PARTS: Final = "part"
-_CHUNK_MESSAGES: Final = 256
+_CHUNK_MESSAGES: Final = 64
+"""A chunk is taken over at once: with as many new queues that is a few milliseconds."""
 _CHUNK_BYTES: Final = 512 * 1024
 _STAMP_BYTES: Final = 40
 """How much larger a stored message is than a staged one: by its header, node, id and time."""

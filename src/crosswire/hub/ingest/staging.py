@@ -380,7 +380,13 @@ class Staging:
         producer = self._add_producer(record, now)
         self._drop_upto(owner, batch, keep=set(numbers))
         producer.begin(attempts)
-        self._step(producer, now)
+        self._continue(producer, now)
+
+    def _continue(self, producer: BatchProducer, now: float) -> None:
+        """Take over some more of it, in a turn that has time for it."""
+        loop = self._core.loop
+        loop.defer("staging", self._step, producer, now)
+        loop.pump(now)
 
     def _add_producer(self, record: _BatchRecord, now: float) -> BatchProducer:
         if record.owner not in self._producers:
@@ -394,14 +400,14 @@ class Staging:
         Not all chunks: a large batch must not block the event loop, nor make a huge group. A chunk
         at least, even if the turn of the event loop is over.
         """
-        store, is_over = self._store, self._core.loop.turns.is_over
+        store, turns = self._store, self._core.loop.turns
         messages = size_bytes = 0
         key = b""
         while (
             producer.chunks
             and messages < _STEP_MESSAGES
             and size_bytes < _STEP_BYTES
-            and not (key and is_over())
+            and not (key and turns.is_over())
         ):
             attempt, key, size = producer.chunks.pop()
             self._bytes_share.remove(producer.record.owner.principal, size)
@@ -436,7 +442,7 @@ class Staging:
             due = self._core.loop.now + _RETRY_S
             self._core.timers.at(due, lambda _now: self._wait_for_disk(producer))
         elif producer.chunks:
-            self._step(producer, self._core.loop.now)
+            self._continue(producer, self._core.loop.now)
         else:
             self._commits.finish(producer.commit.receipt)
 
