@@ -173,7 +173,8 @@ class CommitGroup:
     the disk, not only for the operating system; `urgent` means that somebody waits; `is_large` that
     it has a message of a MiB or more, which takes long to write. `sealed_at` and `ended_at` are
     readings of `perf_counter`, for metrics: its commit began and ended then; `waited_s` is for how
-    long the event loop waited for the disk meanwhile.
+    long the event loop waited for the disk meanwhile. `size_bytes` is set where a group waits for
+    its append after it was sealed.
     """
 
     __slots__ = (
@@ -196,6 +197,7 @@ class CommitGroup:
         "retained_arrivals",
         "saves",
         "sealed_at",
+        "size_bytes",
         "stored",
         "sync",
         "urgent",
@@ -212,6 +214,7 @@ class CommitGroup:
         self.sealed_at = 0.0
         self.ended_at = 0.0
         self.waited_s = 0.0
+        self.size_bytes = 0
 
         # What the store collects. Messages are put into the body at once; the rest is coalesced
         # here until the group is sealed. If the group can't be written, the ranges of what was
@@ -259,6 +262,13 @@ class CommitLog(ABC):
     """How long what nobody waits for is gathered before it is appended."""
     is_always_durable: bool = False
     """Is a group durable when its append is done, even if it does not ask for a sync?"""
+    group_bytes: int = 0
+    """The size at which a group is closed while another one is in flight; 0 for none. A log with
+    one has no append that fails."""
+    pending_limit_bytes: int = 0
+    """How much may wait for this log in memory before nothing more is taken in; 0 for no limit."""
+    pending_bytes: int = 0
+    """The size of the group that is being appended, where there is such a limit."""
 
     @abstractmethod
     def start(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -161,7 +161,6 @@ class Server:
         self._timer_at = 0.0
         self._hurried = False
         self._idle_at = 0.0
-        self._is_pressed = False
         self._lake: LakeFeed | None = None
         self._tap: TapFeed | None = None
         self.log: Log | None = None
@@ -346,7 +345,7 @@ class Server:
         hub.commits.abandon()
         self._close_protocols()
         for gateway in list(self.context.gateways.values()):
-            gateway.session.transport.abort()
+            gateway.session.abandon()
         for listener in self.listeners.values():
             if not isinstance(listener, Listener):
                 listener.drop()
@@ -617,26 +616,11 @@ class Server:
         if deadline is not None and deadline <= now:
             self.hub.handle_deadline(now)
         self._close_idle()
-        if self.replica is not None:
-            self._check_pressure(self.replica)
         loop_time = asyncio.get_running_loop().time()
         self.context.budget.check(loop_time)
         expired = self.context.newcomers.check(loop_time)
         if expired:
             self.context.count("turned_away", "", "time", by=expired)
-
-    def _check_pressure(self, replica: Replica) -> None:
-        """While too much waits for the log nothing is read from peers: they wait with it."""
-        pending, limit = replica.pending_bytes(), self.config.replication.pending_bytes
-        was_pressed = self._is_pressed
-        if pending > limit:
-            self._is_pressed = True
-        elif pending < limit / 2:
-            self._is_pressed = False
-        if was_pressed or self._is_pressed:
-            # Again each time: some have connected since.
-            for gateway in list(self.context.gateways.values()):
-                gateway.session.await_log(self._is_pressed)
 
     def _follow_file_limit(self) -> None:
         """Every connection needs an open file: where the process may not have as many, it has fewer
