@@ -296,7 +296,7 @@ class CommitPath:
         return bool(most_bytes) and self._store.open_bytes >= most_bytes
 
     def _close_group(self) -> None:
-        """Seal the open group behind the one in flight."""
+        """Seal the open group, which follows the one in flight."""
         self._is_closing = False
         if self._flight is None or self._is_closed or self._loop is None or not self._is_full():
             return

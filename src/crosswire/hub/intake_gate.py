@@ -73,5 +73,5 @@ class IntakeGate:
 
     def _take_waiters(self) -> list[asyncio.Future[None]]:
         waiters, self._waiters = self._waiters, []
-        # Whoever awaited the others was cancelled.
+        # The tasks that awaited the others were cancelled.
         return [each for each in waiters if not each.done()]

@@ -234,14 +234,14 @@ class Ledger:
 
     def committed(self, group: CommitGroup) -> None:
         """The group's runs are durable."""
-        self.committed_runs = [] if group.block is None else self._sealed.popleft()
+        self.committed_runs = self._runs_of(group)
         for run in self.committed_runs:
             self._remember(run)
 
     def failed(self, group: CommitGroup, _error: StoreError) -> None:
         """The sealed runs go into the next group, without those about messages that were lost:
         they were never accepted."""
-        sealed = [] if group.block is None else self._sealed.popleft()
+        sealed = self._runs_of(group)
         lost = {each for ids in group.accepted_ids for each in ids}
         again = []
         for run in sealed:
@@ -254,6 +254,13 @@ class Ledger:
         self.committed_runs = []
         # Before what was noted since: steps of a message stay in order.
         self._open[:0] = again
+
+    def _runs_of(self, group: CommitGroup) -> list[LedgerRun]:
+        """What was sealed for a group that has ended."""
+        block, sealed = group.block, self._sealed
+        if block is None or not sealed or sealed[0][0].first_row != block.first_row:
+            return []
+        return sealed.popleft()
 
     def remember(self, first_row: int, block: bytes) -> None:
         """Add a block that was committed before the start. Raises RecordDamaged."""
