@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,7 +25,10 @@ from crosswire.commitlog.records import (
 )
 from crosswire.config import Config, LakeSettings, ReplicationSettings, ScheduleEntry
 from crosswire.errors import ConfigError, ConnectionLost, CrosswireError, LogDamaged, NotLeading
-from crosswire.lake.files import find
+from crosswire.lake.compaction import compact
+from crosswire.lake.files import FinishedFile, find, find_all
+from crosswire.lake.files import publish as publish_files
+from crosswire.lake.verification import verify
 from crosswire.listeners import PLAIN_LISTENERS
 from crosswire.server.server import Server
 from crosswire.server.succession import Role
@@ -481,6 +485,57 @@ async def test_a_shared_lake_has_each_message_once(cluster: Cluster, tmp_path: P
             rows += table["seq"].to_pylist()
     assert sorted(texts) == sorted(f"m{number}" for number in range(12))
     assert sorted(rows) == list(range(1, len(rows) + 1))
+
+
+async def test_a_leader_that_publishes_late_doubles_nothing(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """It stands still between the commit of a seal and the renaming of its files; another takes
+    over, publishes the same rows, and they are compacted; then the first one goes on."""
+    for node in cluster.nodes:
+        node.use_lake(tmp_path)
+    leader = await cluster.start()
+    server = leader.server
+    assert server is not None and server.replica is not None and server._lake is not None
+    await publish(leader, 1)
+    lake = tmp_path / "lake"
+    await until(lambda: bool(messages_in(lake)))
+    stands, goes_on, is_done = threading.Event(), threading.Event(), threading.Event()
+    writer = server._lake._writer
+
+    def publish_late(parts: Iterable[FinishedFile]) -> None:
+        stands.set()
+        goes_on.wait(30)
+        publish_files(parts)
+        is_done.set()
+
+    writer.publish = publish_late  # type: ignore[method-assign]
+    await publish(leader, 3, start=1)
+    await until(stands.is_set)
+    cluster.servers.is_reachable = False
+    await until(lambda: not leader.leads)
+    await leader.stop()
+    cluster.servers.is_reachable = True
+    following = await cluster.leader()
+    await publish(following, 2, start=4)
+    await until(lambda: len(messages_in(lake)) == 6)
+    list(compact(lake, before="9999-12-31"))
+    goes_on.set()
+    await until(is_done.is_set)
+    for node in cluster.nodes:
+        await node.stop()
+    late = set(find_all(lake, ("messages",))) - set(find(lake, ("messages",)))
+    assert sum(each.last - each.first + 1 for each in late) > 0
+    assert sorted(messages_in(lake)) == [f"m{number}" for number in range(6)]
+    assert list(verify(lake)) == []
+
+
+def messages_in(lake: Path) -> list[str]:
+    found: list[str] = []
+    for file in find(lake, ("messages",)):
+        table = pq.read_table(file.path, partitioning=None)
+        found += [payload.decode() for payload in table["payload"].to_pylist()]
+    return found
 
 
 async def test_a_lake_that_is_not_shared_is_refused(cluster: Cluster, tmp_path: Path) -> None:
