@@ -104,8 +104,9 @@ class Session(asyncio.Protocol):
     raised further; `callbacks` logs and counts it.
 
     With `turns`, the loop's thread is shared with other peers: a read is processed in parts that
-    take a fraction of a turn, and what is left when the turn is over waits for a later one; no more
-    is read meanwhile. (The event loop would call us with up to 32 reads of 256 kB in a row.)
+    take a fraction of a turn, and what is left when the turn is over, or when too much waits to
+    become durable, waits for a later one; no more is read meanwhile. (The event loop would call us
+    with up to 32 reads of 256 kB in a row.)
     """
 
     connection: Connection
@@ -120,12 +121,13 @@ class Session(asyncio.Protocol):
         turns: Turns | None = None,
     ) -> None:
         self._turns = turns
-        self._share = TurnShare(turns, self._read_on) if turns is not None else None
+        self._share = TurnShare(turns, self._read_on, takes_in=True) if turns is not None else None
         self._unread = b""
         self._unread_from = 0
         self._part_bytes = FIRST_PART_BYTES
         self._has_own_turn = False
         self._is_decoded = False
+        self._is_abandoned = False
         self._ends: list[Callable[[], None]] = []
         self._connect = connect
         self._owner = owner
@@ -143,7 +145,6 @@ class Session(asyncio.Protocol):
         self._peer_finished = False
         self._held = False
         self._restrained = False
-        self._awaits_log = False
         self._reported_bytes = 0
         self.opened = False
         """Whether there is, or was, a socket; with TLS only after its handshake."""
@@ -186,6 +187,13 @@ class Session(asyncio.Protocol):
         if self.opened and not self.gone.done():
             self.transport.abort()
 
+    def abandon(self) -> None:
+        """Close the socket as `abort` does, and process nothing more of what was read."""
+        self._forget_unread()
+        self._is_decoded = False
+        self._is_abandoned = True
+        self.abort()
+
     def hold_reading(self, held: bool) -> None:
         """Stop reading from the peer, or resume: the owner has no room for what it sends."""
         self._held = held
@@ -195,12 +203,6 @@ class Session(asyncio.Protocol):
         """Like `hold_reading`, for the part that limits the memory of all sessions."""
         self._restrained = restrained
         self._steer_reading()
-
-    def await_log(self, waits: bool) -> None:
-        """Like `hold_reading`, while too much waits to become durable."""
-        if waits != self._awaits_log and self.opened:
-            self._awaits_log = waits
-            self._steer_reading()
 
     def silent_s(self) -> float:
         """The time since bytes were last read from the peer."""
@@ -325,7 +327,8 @@ class Session(asyncio.Protocol):
             elif now - began < QUANTUM_S / 2:
                 self._part_bytes = max(self._part_bytes, 2 * len(part))
             if self.connection.has_backlog or (
-                self._unread and (now > ends_at or share.unfinished or turns.is_over())
+                self._unread
+                and (now > ends_at or share.unfinished or turns.is_over() or share.is_gated())
             ):
                 share.later()
                 self._steer_reading()
@@ -340,7 +343,7 @@ class Session(asyncio.Protocol):
     def _after_unread(self, end_of: Callable[[], None]) -> None:
         """The peer sends no more: first what is left of it is processed, in parts if it is long."""
         waits = self._unread or self._is_decoded or (self.opened and self.connection.has_backlog)
-        if self._share is None or self._leaving or not waits:
+        if self._share is None or self._leaving or self._is_abandoned or not waits:
             end_of()
         else:
             self._ends.append(end_of)
@@ -526,7 +529,6 @@ class Session(asyncio.Protocol):
             and not self.congested
             and not self._held
             and not self._restrained
-            and not self._awaits_log
             and not self._unread
         )
         if wanted == self._reading_paused and not self.transport.is_closing():

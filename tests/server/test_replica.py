@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,8 +25,10 @@ from crosswire.commitlog.records import (
 )
 from crosswire.config import Config, LakeSettings, ReplicationSettings, ScheduleEntry
 from crosswire.errors import ConfigError, ConnectionLost, CrosswireError, LogDamaged, NotLeading
-from crosswire.gateways.context import ConnectedPeer
-from crosswire.lake.files import find
+from crosswire.lake.compaction import compact
+from crosswire.lake.files import FinishedFile, find, find_all
+from crosswire.lake.files import publish as publish_files
+from crosswire.lake.verification import verify
 from crosswire.listeners import PLAIN_LISTENERS
 from crosswire.server.server import Server
 from crosswire.server.succession import Role
@@ -37,6 +40,8 @@ pytestmark = pytest.mark.slow
 
 TAKEOVER_S = 0.4
 PENDING_BYTES = 1 << 20
+RECORD_BYTES = 700_000
+READ_BYTES = 256 * 1024
 
 
 class Node:
@@ -70,6 +75,7 @@ class Node:
                 takeover_s=TAKEOVER_S,
                 advertise=f"http://{self.name}",
                 pending_bytes=PENDING_BYTES,
+                record_bytes=RECORD_BYTES,
             ),
         )
         self.server = Server(
@@ -122,6 +128,18 @@ class Cluster:
         for node in self.nodes:
             await node.start()
         return await self.leader()
+
+    async def start_alone(self) -> Node:
+        """A leader that does not give up without the log, and no standby."""
+        leader = await self.start()
+        assert leader.server is not None and leader.server.replica is not None
+        replica = leader.server.replica
+        replica.settings = msgspec.structs.replace(replica.settings, takeover_s=60.0)
+        replica.succession._takeover_s = 60.0
+        for node in self.nodes:
+            if node is not leader:
+                await node.stop()
+        return leader
 
     async def leader(self, *, other_than: Node | None = None) -> Node:
         await until(lambda: any(node.leads and node is not other_than for node in self.nodes))
@@ -266,14 +284,42 @@ async def test_without_the_log_nobody_leads_and_all_resumes(cluster: Cluster) ->
 
 
 async def test_peers_wait_when_too_much_waits_for_the_log(cluster: Cluster) -> None:
+    """Not more than the limit and what one peer sent in one read is ever taken in."""
+    leader = await cluster.start_alone()
+    assert leader.server is not None
+    commits = leader.server.hub.commits
+    gate = commits.gate
+    assert gate is not None
+    cluster.servers.is_reachable = False
+    most = 0
+
+    def is_waiting() -> bool:
+        nonlocal most
+        most = max(most, commits.pending_bytes())
+        return gate.waiting == 3
+
+    async with leader.client() as one, leader.client() as two, leader.client() as three:
+        text = "x" * 100_000
+        requests = [
+            asyncio.ensure_future(
+                client.request("$publish", {"destination": "queue/q", "text": text})
+            )
+            for client in (one, two, three)
+            for _ in range(70)
+        ]
+        await until(is_waiting)
+        assert PENDING_BYTES < most < PENDING_BYTES + 2 * READ_BYTES
+        cluster.servers.is_reachable = True
+        await asyncio.gather(*requests)
+    assert leader.server.hub.depth("queue/q")[0] == 210
+    assert gate.waiting == 0 and commits.pending_bytes() < PENDING_BYTES
+
+
+async def test_peers_that_wait_for_the_log_are_dropped_with_their_leader(cluster: Cluster) -> None:
     leader = await cluster.start()
-    assert leader.server is not None and leader.server.replica is not None
-    replica = leader.server.replica
-    replica.settings = msgspec.structs.replace(replica.settings, takeover_s=60.0)
-    replica.succession._takeover_s = 60.0
-    for node in cluster.nodes:
-        if node is not leader:
-            await node.stop()
+    assert leader.server is not None
+    gate = leader.server.hub.commits.gate
+    assert gate is not None
     cluster.servers.is_reachable = False
     async with leader.client() as client:
         text = "x" * 100_000
@@ -281,21 +327,52 @@ async def test_peers_wait_when_too_much_waits_for_the_log(cluster: Cluster) -> N
             asyncio.ensure_future(
                 client.request("$publish", {"destination": "queue/q", "text": text})
             )
-            for _ in range(200)
+            for _ in range(70)
         ]
-        await until(lambda: any(each.session._awaits_log for each in gateways(leader)))
-        # What was read before the next look at it: the socket's buffers, at most.
-        await asyncio.sleep(0.3)
-        assert PENDING_BYTES < replica.pending_bytes() < 12 * PENDING_BYTES
+        await until(lambda: gate.waiting == 1)
+        request = asyncio.ensure_future(gate.passed())
+        await until(lambda: not leader.leads)
+        assert leader.server.context.gateways == {}
+        for each in await asyncio.gather(*requests, return_exceptions=True):
+            assert isinstance(each, ConnectionLost)
+        with pytest.raises(NotLeading):
+            await request
+    cluster.servers.is_reachable = True
+    following = await cluster.leader()
+    assert following.server is not None
+    # The group in flight may have been appended; what was open is gone with the leader.
+    assert following.server.hub.depth("queue/q")[0] <= 1
+
+
+async def test_groups_close_at_the_size_of_a_record(cluster: Cluster) -> None:
+    """While one is in flight, others are closed behind it; each is one record."""
+    leader = await cluster.start_alone()
+    assert leader.server is not None
+    first = cluster.servers.head.number
+    cluster.servers.is_reachable = False
+    async with leader.client() as client:
+        text = "x" * 20_000
+        requests = [
+            asyncio.ensure_future(
+                client.request("$publish", {"destination": "queue/q", "text": text})
+            )
+            for _ in range(40)
+        ]
+        commits = leader.server.hub.commits
+        await until(lambda: commits.pending_bytes() > 40 * len(text))
         cluster.servers.is_reachable = True
         await asyncio.gather(*requests)
-    assert leader.server.hub.depth("queue/q")[0] == 200
-    await until(lambda: not any(each.session._awaits_log for each in gateways(leader)))
-
-
-def gateways(node: Node) -> list[ConnectedPeer]:
-    assert node.server is not None
-    return list(node.server.context.gateways.values())
+    records = [decode_record(data) for data in cluster.servers.records]
+    groups = [each for each in records if each.number > first and each.kind is RecordKind.GROUP]
+    sizes = [len(each.body) for each in groups]
+    assert len(groups) >= 2 and all(each.parts == 1 for each in groups)
+    assert max(sizes) < RECORD_BYTES
+    rows = [row.seq for row in leader.server.hub.ledger.of_destination("queue/q")]
+    assert rows == sorted(set(rows)) and len(rows) == 40
+    await leader.stop()
+    await leader.start()
+    await until(lambda: leader.leads)
+    assert leader.server.hub.depth("queue/q")[0] == 40
 
 
 async def test_a_large_message_is_several_records(cluster: Cluster) -> None:
@@ -408,6 +485,57 @@ async def test_a_shared_lake_has_each_message_once(cluster: Cluster, tmp_path: P
             rows += table["seq"].to_pylist()
     assert sorted(texts) == sorted(f"m{number}" for number in range(12))
     assert sorted(rows) == list(range(1, len(rows) + 1))
+
+
+async def test_a_leader_that_publishes_late_doubles_nothing(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """It stands still between the commit of a seal and the renaming of its files; another takes
+    over, publishes the same rows, and they are compacted; then the first one goes on."""
+    for node in cluster.nodes:
+        node.use_lake(tmp_path)
+    leader = await cluster.start()
+    server = leader.server
+    assert server is not None and server.replica is not None and server._lake is not None
+    await publish(leader, 1)
+    lake = tmp_path / "lake"
+    await until(lambda: bool(messages_in(lake)))
+    stands, goes_on, is_done = threading.Event(), threading.Event(), threading.Event()
+    writer = server._lake._writer
+
+    def publish_late(parts: Iterable[FinishedFile]) -> None:
+        stands.set()
+        goes_on.wait(30)
+        publish_files(parts)
+        is_done.set()
+
+    writer.publish = publish_late  # type: ignore[method-assign]
+    await publish(leader, 3, start=1)
+    await until(stands.is_set)
+    cluster.servers.is_reachable = False
+    await until(lambda: not leader.leads)
+    await leader.stop()
+    cluster.servers.is_reachable = True
+    following = await cluster.leader()
+    await publish(following, 2, start=4)
+    await until(lambda: len(messages_in(lake)) == 6)
+    list(compact(lake, before="9999-12-31"))
+    goes_on.set()
+    await until(is_done.is_set)
+    for node in cluster.nodes:
+        await node.stop()
+    late = set(find_all(lake, ("messages",))) - set(find(lake, ("messages",)))
+    assert sum(each.last - each.first + 1 for each in late) > 0
+    assert sorted(messages_in(lake)) == [f"m{number}" for number in range(6)]
+    assert list(verify(lake)) == []
+
+
+def messages_in(lake: Path) -> list[str]:
+    found: list[str] = []
+    for file in find(lake, ("messages",)):
+        table = pq.read_table(file.path, partitioning=None)
+        found += [payload.decode() for payload in table["payload"].to_pylist()]
+    return found
 
 
 async def test_a_lake_that_is_not_shared_is_refused(cluster: Cluster, tmp_path: Path) -> None:

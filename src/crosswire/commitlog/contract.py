@@ -172,9 +172,9 @@ class CommitGroup:
     The store collects changes in it and completes `body` when the group is sealed. `sync` asks for
     the disk, not only for the operating system; `urgent` means that somebody waits; `is_large` that
     it has a message of a MiB or more, which takes long to write. `size_bytes` is that of producers'
-    messages. `sealed_at` and `ended_at` are
-    readings of `perf_counter`, for metrics: its commit began and ended then; `waited_s` is for how
-    long the event loop waited for the disk meanwhile.
+    messages, `pending_bytes` that of the whole, where it waits for its append after it was sealed.
+    `sealed_at` and `ended_at` are readings of `perf_counter`, for metrics: its commit began and
+    ended then; `waited_s` is for how long the event loop waited for the disk meanwhile.
     """
 
     __slots__ = (
@@ -190,6 +190,7 @@ class CommitGroup:
         "newest_id",
         "number",
         "on_written",
+        "pending_bytes",
         "ranges",
         "receipts",
         "reserved_id",
@@ -215,6 +216,7 @@ class CommitGroup:
         self.sealed_at = 0.0
         self.ended_at = 0.0
         self.waited_s = 0.0
+        self.pending_bytes = 0
 
         # What the store collects. Messages are put into the body at once; the rest is coalesced
         # here until the group is sealed. If the group can't be written, the ranges of what was
@@ -262,6 +264,13 @@ class CommitLog(ABC):
     """How long what nobody waits for is gathered before it is appended."""
     is_always_durable: bool = False
     """Is a group durable when its append is done, even if it does not ask for a sync?"""
+    group_bytes: int = 0
+    """The size at which a group is closed while another one is in flight; 0 for none. A log with
+    one has no append that fails."""
+    pending_limit_bytes: int = 0
+    """How much may wait for this log in memory before nothing more is taken in; 0 for no limit."""
+    pending_bytes: int = 0
+    """The size of the group that is being appended, where there is such a limit."""
 
     @abstractmethod
     def start(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -66,6 +66,8 @@ class LeaderLog(CommitLog):
         ended: Callable[[LogError | StoreError], None],
         *,
         heartbeat_s: float = _HEARTBEAT_S,
+        group_bytes: int = 0,
+        pending_limit_bytes: int = 0,
         clock: Callable[[], float] = boot_time,
     ) -> None:
         self.confirmed_at = clock()
@@ -73,8 +75,8 @@ class LeaderLog(CommitLog):
         has to stop."""
         self.appended_bytes = 0
         """The size of all bodies of groups so far."""
-        self.pending_bytes = 0
-        """The size of the body of the group that is being appended."""
+        self.group_bytes = group_bytes
+        self.pending_limit_bytes = pending_limit_bytes
         self.last_append_s = 0.0
         self._log = log
         self._chain = chain
@@ -118,6 +120,8 @@ class LeaderLog(CommitLog):
         if blocking or self._task is None:
             raise RuntimeError("a group is appended to a replicated log by the event loop only")
         assert self._waiting is None, "one group is in flight"
+        assert isinstance(group.body, RecordedBody)
+        self.pending_bytes = group.body.size_bytes
         append = Append()
         self._waiting = (group, append)
         self._wake.set()
@@ -167,7 +171,6 @@ class LeaderLog(CommitLog):
         # Here, and not when damage is found: what it made the hub settle is in this group.
         self._target.check_intact()
         body = recorded.encode()
-        self.pending_bytes = len(body)
         for record in self._chain.group(body, self._time_us()):
             await self._append(record)
         self._target.apply_group(group, body, self._chain.position)

@@ -19,6 +19,12 @@ order of groups on disk is the order in which they were sealed. It also makes nu
 and groups are numbered when a group is sealed, and the one before it has ended then. (Ids are given
 out when messages are accepted, and never again, whatever becomes of their group.)
 
+**A group closes at its log's size.** Where the log has records of a limited size, an open group
+that has reached it is sealed at the end of the turn, although another one is in flight: it waits
+for its append in a queue, and the next one is open. Such a log has no failing groups, so rows and
+numbers may be given out before the groups ahead of it have ended. What is open, sealed and in
+flight together is limited by the `gate`.
+
 **Durable, or only written.** A group is synced if something in it asks for that: a receipt of a
 durable message, a settlement that a peer is to be sure of. A group in which nothing does is only
 given to the operating system. It survives the process, not a power failure, and nobody has been
@@ -38,6 +44,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from time import perf_counter
@@ -53,8 +60,9 @@ from crosswire.commitlog.contract import (
     Receipt,
 )
 from crosswire.commitlog.local import LocalLog
-from crosswire.errors import HubError, StoreError, StoreFailed
+from crosswire.errors import HubError, NotLeading, StoreError, StoreFailed
 from crosswire.hub.dispatch import Dispatcher, DispatchLoop
+from crosswire.hub.intake_gate import IntakeGate
 from crosswire.hub.ledger import Ledger
 from crosswire.hub.turns import LARGE_BYTES, TurnShare
 from crosswire.store.contract import Store
@@ -156,6 +164,14 @@ class CommitPath:
         self._has_own_turn = False
         self._is_closed = False
         self._flight: CommitGroup | None = None
+        self._sealed: deque[CommitGroup] = deque()
+        self._sealed_bytes = 0
+        self._is_closing = False
+        self.gate: IntakeGate | None = None
+        """Closed while too much waits for the log; None where the log has no such limit."""
+        if self._log.pending_limit_bytes:
+            self.gate = IntakeGate(self.pending_bytes, self._log.pending_limit_bytes)
+            dispatch.turns.gate = self.gate
         self._flushes: list[asyncio.Future[None]] = []
         self._changed: dict[StoredBacklog, None] = {}
         self._readers: dict[CommitReader, None] = {}
@@ -189,6 +205,14 @@ class CommitPath:
     def group(self) -> CommitGroup:
         """The open group."""
         return self._store.group
+
+    def pending_bytes(self) -> int:
+        """What waits for the log in memory, roughly; 0 where nobody limits it."""
+        log = self._log
+        if not log.pending_limit_bytes:
+            return 0
+        open_bytes = self._store.open_bytes + self._ledger.open_bytes
+        return log.pending_bytes + self._sealed_bytes + open_bytes
 
     def committed(self) -> Receipt:
         """Done when all that was requested so far, settlements included, is durable."""
@@ -259,7 +283,7 @@ class CommitPath:
         self._changed.pop(backlog, None)
         self._readers.pop(backlog, None)
         self._dispatch.forget(backlog)
-        for group in (self.group, self._flight):
+        for group in (self.group, self._flight, *self._sealed):
             if group is not None:
                 group.arrivals.pop(backlog, None)
                 group.retained_arrivals.pop(backlog, None)
@@ -284,6 +308,10 @@ class CommitPath:
             group.sync = True
         if urgent:
             group.urgent = True
+        if self._flight is not None and not self._is_closing and self._is_full():
+            self._is_closing = True
+            assert self._loop is not None
+            self._loop.call_soon(self._close_group)
         # With a group in flight, `_continue` looks at the flags when that one is done.
         if self._loop is None or self._flight is not None or self._is_scheduled:
             return
@@ -299,8 +327,32 @@ class CommitPath:
         elif self._timer is None:
             self._timer = self._loop.call_later(self._log.lazy_s, self._begin)
 
+    def _is_full(self) -> bool:
+        """Has the open group reached the size of its log's records?"""
+        most_bytes = self._log.group_bytes
+        return bool(most_bytes) and self._store.open_bytes >= most_bytes
+
+    def _close_group(self) -> None:
+        """Seal the open group, which follows the one in flight."""
+        self._is_closing = False
+        if self._flight is None or self._is_closed or self._loop is None or not self._is_full():
+            return
+        size_bytes = self._store.open_bytes + self._ledger.open_bytes
+        group = self._seal()
+        group.pending_bytes = size_bytes
+        self._sealed_bytes += size_bytes
+        self._sealed.append(group)
+
+    def _next_group(self) -> CommitGroup:
+        """The group to be appended next: the open one is sealed, unless another was before."""
+        if not self._sealed:
+            return self._seal()
+        group = self._sealed.popleft()
+        self._sealed_bytes -= group.pending_bytes
+        return group
+
     def _begin(self) -> None:
-        """Seal the open group, and append it."""
+        """Append the next group."""
         self._dispatch.turns.enter()
         self._is_scheduled = False
         if self._timer is not None:
@@ -308,7 +360,7 @@ class CommitPath:
             self._timer = None
         if self._flight is not None or self._is_closed or self._loop is None:
             return
-        if self.group.is_large and not self._has_own_turn:
+        if self.group.is_large and not self._has_own_turn and not self._sealed:
             self._is_scheduled = self._has_own_turn = True
             self._own_turn.later(_LARGE_S)
             return
@@ -321,7 +373,7 @@ class CommitPath:
             # What they send is refused meanwhile.
             self._dispatch.turns.release()
             return
-        group = self._seal()
+        group = self._next_group()
         if not group.has_changes:
             # Only receipts, for what earlier groups have written.
             self._notify(group, None)
@@ -344,7 +396,8 @@ class CommitPath:
     def _on_appended(self, append: Append) -> None:
         self._dispatch.turns.enter()
         self._end(append)
-        if append.error is None and self.group.urgent and self._flight is None:
+        is_awaited = self.group.urgent or self._sealed
+        if append.error is None and is_awaited and self._flight is None:
             # Those who wait in the next group have waited for this one: not another turn.
             self._begin()
         else:
@@ -384,8 +437,8 @@ class CommitPath:
                 raise error
             return
         # Twice: a group in flight may have been sealed before the last change, which is in the
-        # next one then.
-        for _ in range(2):
+        # next one then, or in one after those that are sealed.
+        for _ in range(2 + len(self._sealed)):
             if self._flight is None and not self.group.has_changes and not self._awaits_sync:
                 break
             waiter: asyncio.Future[None] = self._loop.create_future()
@@ -419,6 +472,8 @@ class CommitPath:
         # Without a loop no request begins a group.
         self._loop, self._is_closed = None, True
         self._log.stop()
+        if self.gate is not None:
+            self.gate.end(NotLeading("this replica leads no more"))
 
     # One group.
 
@@ -438,7 +493,7 @@ class CommitPath:
         return group
 
     def _add_block(self) -> None:
-        sealed = self._ledger.seal(self._store.next_row)
+        sealed = self._ledger.seal(self._store.sealed_row)
         if sealed is not None:
             self._store.journal(*sealed)
 
@@ -466,6 +521,8 @@ class CommitPath:
                 _log.error("a commit group can't be written, it is tried again: %s", error)
             store.take_back(group, error)
         self._notify(group, error)
+        if self.gate is not None:
+            self.gate.look()
 
     def _notify(self, group: CommitGroup, error: StoreError | None) -> None:
         """Run the listeners, then hand out what they made ready."""

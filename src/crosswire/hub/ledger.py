@@ -36,6 +36,8 @@ DETAIL_CHARACTERS: Final = 1_000
 """How much is kept of a reason that a peer gave."""
 
 _VERSION: Final = 2
+_ROW_BYTES: Final = 8
+_RUN_BYTES: Final = 64
 
 
 class Step(IntEnum):
@@ -159,8 +161,8 @@ class Ledger:
     """Collects the open group's runs, and keeps the most recent ones in memory.
 
     Steps are noted at once and count when their group is durable: until then they are in `_open`
-    or, once sealed, in `_sealed`. `recent_rows` bounds what is kept; `stamp` makes a timestamp of
-    the hub's time, both in µs.
+    or, once sealed, in `_sealed`, a list for each group. `recent_rows` bounds what is kept; `stamp`
+    makes a timestamp of the hub's time, both in µs.
     """
 
     def __init__(
@@ -173,7 +175,8 @@ class Ledger:
         """Those of the group that was committed last, for listeners of later stages."""
         self._stamp = stamp
         self._open: list[LedgerRun] = []
-        self._sealed: list[LedgerRun] = []
+        self._sealed: deque[list[LedgerRun]] = deque()
+        self._sealed_count = 0
         self._recent: deque[LedgerRun] = deque()
         self._recent_count = 0
 
@@ -220,30 +223,44 @@ class Ledger:
         for run in runs:
             _set(run, "first_row", row)
             row += len(run.ids)
-        self._sealed = runs
+        self._sealed.append(runs)
+        self._sealed_count = self.rows
         return serialize_block(runs), row - first_row
 
-    def committed(self, _group: CommitGroup) -> None:
-        """The sealed runs are durable."""
-        self.committed_runs, self._sealed = self._sealed, []
+    @property
+    def open_bytes(self) -> int:
+        """The size of the open group's block, roughly."""
+        return _ROW_BYTES * (self.rows - self._sealed_count) + _RUN_BYTES * len(self._open)
+
+    def committed(self, group: CommitGroup) -> None:
+        """The group's runs are durable."""
+        self.committed_runs = self._runs_of(group)
         for run in self.committed_runs:
             self._remember(run)
 
     def failed(self, group: CommitGroup, _error: StoreError) -> None:
         """The sealed runs go into the next group, without those about messages that were lost:
         they were never accepted."""
+        sealed = self._runs_of(group)
         lost = {each for ids in group.accepted_ids for each in ids}
         again = []
-        for run in self._sealed:
+        for run in sealed:
             if lost and run.step is Step.ACCEPTED:
                 kept = array("q", (each for each in run.ids if each not in lost))
                 if not kept:
                     continue
                 run = msgspec.structs.replace(run, ids=kept)
             again.append(run)
-        self.committed_runs, self._sealed = [], []
+        self.committed_runs = []
         # Before what was noted since: steps of a message stay in order.
         self._open[:0] = again
+
+    def _runs_of(self, group: CommitGroup) -> list[LedgerRun]:
+        """What was sealed for a group that has ended."""
+        block, sealed = group.block, self._sealed
+        if block is None or not sealed or sealed[0][0].first_row != block.first_row:
+            return []
+        return sealed.popleft()
 
     def remember(self, first_row: int, block: bytes) -> None:
         """Add a block that was committed before the start. Raises RecordDamaged."""
@@ -261,7 +278,8 @@ class Ledger:
     def runs(self) -> Iterator[LedgerRun]:
         """The recent ones, oldest first; those of the open group have no row numbers yet."""
         yield from self._recent
-        yield from self._sealed
+        for runs in self._sealed:
+            yield from runs
         yield from self._open
 
     def of_message(self, identifier: int) -> list[LedgerRow]:

@@ -50,7 +50,7 @@ class Seal(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     An empty one (`last_row` before `first_row`) marks where the lake begins. `first_seq` and
     `last_seq` number the messages, whose ids are above `after` and at most `newest`; `gaps` are
     published along with it. `skipped` rows are in no file; `tables` are those that the lake had
-    then, none while it was off.
+    then, none while it was off. `term` is that of the leader that publishes it, 0 without replicas.
     """
 
     first_row: Count
@@ -64,6 +64,7 @@ class Seal(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     first_gap: Count = 1
     gaps: tuple[LakeGap, ...] = ()
     version: int = _VERSION
+    term: Count = 0
 
 
 def stored_seal(store: Store) -> Seal | None:

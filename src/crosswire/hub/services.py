@@ -211,6 +211,8 @@ class Services:
         self._calls: dict[int, Call] = {}
         self._due: list[tuple[float, int]] = []
         self._unjournaled: set[str] = set()
+        self.unjournaled = 0
+        """Requests and responses without a record, because too much waited for the log."""
 
     def reconfigure(
         self, policy: ServicePolicy, retention: TopicPolicy, *, share: float, calls_bytes: int
@@ -557,6 +559,11 @@ class Services:
         """Store a request or response; nobody waits for the commit."""
         core = self._core
         if self.policy.journal and core.store.has_room(now):
+            gate = core.commits.gate
+            if gate is not None and gate.is_closed():
+                # The answer does not wait for the log, so its record must not fill the memory.
+                self.unjournaled += 1
+                return
             try:
                 journal = self.journals.get(service)
                 if journal is None:

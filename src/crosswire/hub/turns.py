@@ -29,6 +29,8 @@ from itertools import count
 from time import perf_counter, thread_time
 from typing import Final
 
+from crosswire.hub.intake_gate import IntakeGate
+
 __all__ = ["LARGE_BYTES", "QUANTUM_S", "TURN_S", "TurnShare", "Turns"]
 
 TURN_S: Final = 0.008
@@ -49,14 +51,17 @@ class TurnShare:
         "_is_held",
         "_is_parked",
         "_run",
+        "_takes_in",
         "_turns",
         "is_waiting",
         "unfinished",
     )
 
-    def __init__(self, turns: Turns, run: Callable[[], None]) -> None:
+    def __init__(self, turns: Turns, run: Callable[[], None], *, takes_in: bool = False) -> None:
+        """`takes_in`: its work is to read what a peer sends, so that it waits for the gate."""
         self._turns = turns
         self._run = run
+        self._takes_in = takes_in
         self._finish_s = 0.0
         self._is_held = False
         self._is_parked = False
@@ -67,7 +72,17 @@ class TurnShare:
 
     def may_run(self) -> bool:
         """Whether work for this peer may begin now; if not, it calls `later`."""
-        return not self.is_waiting and not self.unfinished and not self._turns.is_over()
+        return (
+            not self.is_waiting
+            and not self.unfinished
+            and not self._turns.is_over()
+            and not self.is_gated()
+        )
+
+    def is_gated(self) -> bool:
+        """Whether this work has to wait until more is durable."""
+        gate = self._turns.gate
+        return gate is not None and self._takes_in and gate.is_closed()
 
     def used(self, seconds: float) -> None:
         """Work for this peer took this long."""
@@ -102,6 +117,9 @@ class TurnShare:
         self._is_held = False
         self.finished()
 
+    def _wait_again(self) -> None:
+        self._turns.wait(self, self._finish_s, QUANTUM_S)
+
     def close(self) -> None:
         """The peer is gone: `run` is not called any more."""
         self._run = _nothing
@@ -110,6 +128,10 @@ class TurnShare:
         """Called by `Turns`: its turn has come."""
         if self.unfinished:
             self._is_parked = True
+            return
+        gate = self._turns.gate
+        if gate is not None and self.is_gated():
+            gate.when_open(self._wait_again)
             return
         self.is_waiting = False
         turns = self._turns
@@ -148,6 +170,8 @@ class Turns:
         self.virtual_s = 0.0
         """What the share that was served last started with."""
         self.on_turn: Callable[[float], None] | None = None
+        self.gate: IntakeGate | None = None
+        """Work that takes in messages waits while it is closed; None if it never has to."""
         self.clock = clock or perf_counter
         """Beside the thread's own: it is cheap to ask."""
         self._loop: asyncio.AbstractEventLoop | None = None

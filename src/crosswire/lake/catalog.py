@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from crosswire.errors import LakeError
-from crosswire.lake.files import LakeFile, date_of, find
+from crosswire.lake.files import LakeFile, date_of, find, find_all
 from crosswire.lake.schemas import SCHEMAS
 
 __all__ = ["TableSummary", "expire", "files_by_node", "require_lake", "summarize"]
@@ -97,7 +97,7 @@ def expire(lake: Path, node: str, oldest_us: int, most_bytes: int) -> int:
     oldest = date_of(oldest_us) if oldest_us else ""
     # Oldest first over all tables, so that they end at about the same time in the past.
     files = sorted(
-        (file for file in find(lake) if file.node == node),
+        (file for file in find_all(lake) if file.node == node),
         key=lambda file: (file.date, file.first),
     )
     sizes = [file.path.stat().st_size for file in files]

@@ -21,6 +21,7 @@ from crosswire.lake.files import (
     LakeFile,
     file_name,
     find,
+    find_all,
     is_covered,
     parse_name,
     sequence_breaks,
@@ -62,8 +63,10 @@ def compact(lake: Path, *, before: str, target_bytes: int = _TARGET_BYTES) -> It
         if date < before:
             files = [file for file in find(lake, (table,)) if file.date == date]
             plan = list(_plan(files, target_bytes))
-            if len(plan) < len(files):
-                yield _compact_date(lake, table, date, plan)
+            there = {file.path.name for file in find_all(lake, (table,)) if file.date == date}
+            replaced = there - {file.path.name for file in files}
+            if len(plan) < len(files) or replaced:
+                yield _compact_date(lake, table, date, plan, replaced)
 
 
 def _plan(files: Sequence[LakeFile], target_bytes: int) -> Iterator[list[LakeFile]]:
@@ -84,8 +87,10 @@ def _plan(files: Sequence[LakeFile], target_bytes: int) -> Iterator[list[LakeFil
 
 
 def _compact_date(
-    lake: Path, table: str, date: str, plan: Sequence[Sequence[LakeFile]]
+    lake: Path, table: str, date: str, plan: Sequence[Sequence[LakeFile]], replaced: set[str]
 ) -> Compaction:
+    """`replaced` are the names of files that don't count, because a later leader has written
+    theirs: they go."""
     folder = lake / table / f"date={date}"
     fresh = lake / PARTS / f"compact-{table}-{date}"
     _recover(lake, table, fresh, folder)
@@ -101,7 +106,7 @@ def _compact_date(
         raise
     # From here on `fresh` holds the old files. One that the hub published meanwhile is among them
     # and in none of the joined ones: it goes back.
-    joined = {file.path.name for run in plan for file in run}
+    joined = {file.path.name for run in plan for file in run} | replaced
     for path in fresh.iterdir():
         if path.name not in joined:
             path.replace(folder / path.name)
@@ -129,7 +134,9 @@ def _join(run: Sequence[LakeFile], folder: Path) -> int:
     """Make one file of several, a row group at a time; gives the number of its rows. A single file
     is linked as it is."""
     first, last = run[0], run[-1]
-    target = folder / file_name(first.node, first.first, last.last)
+    # The highest term: what is late of any of these leaders must not count beside it.
+    term = max(file.term for file in run)
+    target = folder / file_name(first.node, first.first, last.last, term)
     if len(run) == 1:
         target.hardlink_to(first.path)
         return int(pq.read_metadata(target).num_rows)

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -23,16 +24,19 @@ import pyarrow.parquet as pq
 from crosswire.errors import CrosswireError
 from crosswire.lake.columns import numbers
 from crosswire.lake.schemas import SCHEMAS
+from crosswire.lake.terms import LakeFile, TermGap, counted, outside_gaps
 
 __all__ = [
     "PARTS",
     "FinishedFile",
     "LakeFile",
     "clear",
+    "counting",
     "date_of",
     "discard",
     "file_name",
     "find",
+    "find_all",
     "is_covered",
     "parse_name",
     "prepare",
@@ -48,7 +52,8 @@ publishing is a rename; readers skip names that begin with a dot."""
 
 _ROW_GROUP: Final = 65_536
 _DAY_US: Final = 86_400_000_000
-_NAME: Final = re.compile(r"(.+)-(\d{20})-(\d{20})\.parquet")
+_NAME: Final = re.compile(r"(.+)-(\d{20})-(\d{20})(?:-t([1-9]\d{0,19}))?\.parquet")
+_WITH_GAPS: Final = ("messages", "ledger")
 _DATE: Final = re.compile(r"date=(\d{4}-\d{2}-\d{2})")
 _UNIQUE: Final = frozenset({"seq", "id", "time", "offset", "data", "payload", "crc", "correlation"})
 """Columns whose values hardly repeat: a dictionary would make them larger, not smaller."""
@@ -57,17 +62,6 @@ _UNIQUE: Final = frozenset({"seq", "id", "time", "offset", "data", "payload", "c
 def date_of(time_us: int) -> str:
     """The date partition of a time, in UTC."""
     return datetime.fromtimestamp(time_us / 1e6, UTC).strftime("%Y-%m-%d")
-
-
-class LakeFile(NamedTuple):
-    """What a file's path reveals of it: no file has to be opened to find rows by their seq."""
-
-    table: str
-    date: str
-    node: str
-    first: int
-    last: int
-    path: Path
 
 
 class FinishedFile(NamedTuple):
@@ -91,8 +85,13 @@ def write(lake: Path, name: str, rows: pa.Table) -> list[Path]:
     return [part.file for part in parts]
 
 
-def prepare(lake: Path, name: str, rows: pa.Table) -> list[FinishedFile]:
+def prepare(
+    lake: Path, name: str, rows: pa.Table, *, term: int = 0, writer: str = ""
+) -> list[FinishedFile]:
     """The files that `write` would make, complete and synced, but not visible to readers.
+
+    `term` is that of the leader, 0 for a hub without replicas; `writer` the replica's name, by
+    which `clear` finds what it left.
 
     Raises what `write` raises, and OSError; then no unpublished file is left.
     """
@@ -115,7 +114,7 @@ def prepare(lake: Path, name: str, rows: pa.Table) -> list[FinishedFile]:
     start = 0
     try:
         for end in ends:
-            parts.append(_prepare_one(lake, name, rows.slice(start, end - start)))
+            parts.append(_prepare_one(lake, name, rows.slice(start, end - start), term, writer))
             start = end
     except BaseException:
         discard(parts)
@@ -123,12 +122,12 @@ def prepare(lake: Path, name: str, rows: pa.Table) -> list[FinishedFile]:
     return parts
 
 
-def _prepare_one(lake: Path, name: str, rows: pa.Table) -> FinishedFile:
+def _prepare_one(lake: Path, name: str, rows: pa.Table, term: int, writer: str) -> FinishedFile:
     first, last = _at(rows, "seq", 0), _at(rows, "seq", len(rows) - 1)
     folder = lake / name / f"date={date_of(_at(rows, 'time', 0))}"
-    file = folder / file_name(_at(rows, "node", 0), first, last)
+    file = folder / file_name(_at(rows, "node", 0), first, last, term)
     # Not in the folder of the date: a compaction may exchange that for another one meanwhile.
-    unfinished = lake / PARTS / f"{name}-{file.name}.part"
+    unfinished = lake / PARTS / f"{name}-{file.name}{_unfinished(writer)}"
     unfinished.parent.mkdir(parents=True, exist_ok=True)
     try:
         with unfinished.open("wb") as out:
@@ -175,10 +174,15 @@ def discard(parts: Iterable[FinishedFile]) -> None:
         part.unfinished.unlink(missing_ok=True)
 
 
-def clear(lake: Path, name: str, node: str) -> None:
-    """Remove what an earlier process of a node prepared for a table and did not publish."""
-    for part in (lake / PARTS).glob(f"{name}-{node}-*.part"):
+def clear(lake: Path, name: str, node: str, writer: str = "") -> None:
+    """Remove what an earlier process of a node prepared for a table and did not publish; of
+    replicas, only what this writer did: another one may be about to publish its files."""
+    for part in (lake / PARTS).glob(f"{name}-{node}-*.parquet{_unfinished(writer)}"):
         part.unlink(missing_ok=True)
+
+
+def _unfinished(writer: str) -> str:
+    return f".{writer}.part" if writer else ".part"
 
 
 def sync_folder(folder: Path) -> None:
@@ -197,10 +201,11 @@ def _at(rows: pa.Table, column: str, index: int) -> Any:
 # ----------------------------------------------------------------------------------------- finding
 
 
-def file_name(node: str, first: int, last: int) -> str:
+def file_name(node: str, first: int, last: int, term: int = 0) -> str:
     """The name of a file with the rows first … last: in the order of text they are in that of seq,
     since 20 digits hold every number of 64 bits."""
-    return f"{node}-{first:020}-{last:020}.parquet"
+    of_term = f"-t{term}" if term else ""
+    return f"{node}-{first:020}-{last:020}{of_term}.parquet"
 
 
 def parse_name(table: str, date: str, path: Path) -> LakeFile | None:
@@ -208,11 +213,18 @@ def parse_name(table: str, date: str, path: Path) -> LakeFile | None:
     name = _NAME.fullmatch(path.name)
     if name is None:
         return None
-    return LakeFile(table, date, name[1], int(name[2]), int(name[3]), path)
+    return LakeFile(table, date, name[1], int(name[2]), int(name[3]), path, term=int(name[4] or 0))
 
 
 def find(lake: Path, tables: Sequence[str] = tuple(SCHEMAS)) -> Iterator[LakeFile]:
-    """Every file of the lake, by table, date and name. A lake that does not exist has none."""
+    """Every file of the lake that counts, by table, date and name. A lake that does not exist has
+    none."""
+    for table in tables:
+        yield from counting(lake, table, list(find_all(lake, (table,))))
+
+
+def find_all(lake: Path, tables: Sequence[str] = tuple(SCHEMAS)) -> Iterator[LakeFile]:
+    """Like `find`, with the files that don't count because a later leader has written theirs."""
     for table in tables:
         for folder in sorted(_entries(lake / table)):
             found = _DATE.fullmatch(folder.name)
@@ -220,6 +232,43 @@ def find(lake: Path, tables: Sequence[str] = tuple(SCHEMAS)) -> Iterator[LakeFil
                 file = parse_name(table, found[1] if found else "", path)
                 if file is not None:
                     yield file
+
+
+def counting(lake: Path, table: str, files: Sequence[LakeFile]) -> list[LakeFile]:
+    """Those of all files of a table that count: see `lake.terms`."""
+    files = counted(files)
+    if table not in _WITH_GAPS or not any(each.term for each in files):
+        return files
+    recorded = counted([each for each in find_all(lake, ("gaps",)) if each.term])
+    gaps = [gap for each in recorded for gap in _gaps_in(each)]
+    return outside_gaps(files, gaps, _ids_in)
+
+
+@lru_cache(maxsize=1024)
+def _gaps_in(file: LakeFile) -> tuple[TermGap, ...]:
+    """The gaps that a file of `gaps` records; none if it can't be read, which `verify` reports."""
+    try:
+        rows = pq.read_table(file.path, partitioning=None).to_pylist()
+    except (OSError, pa.ArrowException):
+        return ()
+    return tuple(
+        TermGap(row["table"], row["node"], row["first"], row["last"], file.term) for row in rows
+    )
+
+
+@lru_cache(maxsize=4096)
+def _ids_in(file: LakeFile) -> tuple[int, int] | None:
+    """The first and the last id of a file of `messages`; None if it does not show them."""
+    try:
+        footer = pq.read_metadata(file.path)
+    except (OSError, pa.ArrowException):
+        return None
+    index = footer.schema.names.index("id")
+    groups = [footer.row_group(each).column(index) for each in range(footer.num_row_groups)]
+    found = [each.statistics for each in groups]
+    if not found or any(each is None or not each.has_min_max for each in found):
+        return None
+    return found[0].min, found[-1].max
 
 
 def is_covered(lake: Path, table: str, node: str, first: int, last: int) -> bool:

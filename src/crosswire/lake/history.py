@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from crosswire.errors import LakeError
 from crosswire.lake.columns import numbers
-from crosswire.lake.files import LakeFile, find, parse_name
+from crosswire.lake.files import LakeFile, counting, find, parse_name
 
 __all__ = ["CoveredIds", "History", "IdShare", "LakeExtent"]
 
@@ -174,7 +174,8 @@ class History:
                 yield file
 
     def _arrange(self) -> None:
-        files = [file for _, each in self._folders.values() for file in each]
+        listed = [file for _, each in self._folders.values() for file in each]
+        files = counting(self._lake, "messages", listed)
         files.sort(key=lambda file: (file.first, -file.last))
         arranged: list[LakeFile] = []
         for file in files:

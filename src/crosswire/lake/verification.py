@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from crosswire.lake.catalog import files_by_node, require_lake
-from crosswire.lake.files import LakeFile, date_of, find, sequence_breaks
+from crosswire.lake.files import LakeFile, date_of, find, find_all, sequence_breaks
 from crosswire.lake.schemas import SCHEMAS
 
 __all__ = ["LakeFault", "SealedRows", "verify"]
@@ -68,7 +68,7 @@ def verify(lake: Path, sealed: SealedRows | None = None) -> Iterator[LakeFault]:
 def _foreign(lake: Path) -> Iterator[LakeFault]:
     """Files in the folders of tables that have no name of a lake's file."""
     for table in SCHEMAS:
-        known = {file.path for file in find(lake, (table,))}
+        known = {file.path for file in find_all(lake, (table,))}
         folder = lake / table
         for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
             # Names with a dot or an underscore are hidden from all readers of a table.

@@ -149,9 +149,14 @@ class LakeWriter:
         node: str,
         steps: Mapping[int, str],
         *,
+        term: int = 0,
+        writer: str = "",
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
+        """`term` and `writer` are those of the leader, where the hub has replicas."""
         self.lake = lake
+        self._term = term
+        self._writer = writer
         self.node = node
         self._steps = steps
         self._pause = pause
@@ -166,13 +171,13 @@ class LakeWriter:
         try:
             if batch.messages:
                 rows = self._messages(batch)
-                parts += prepare(self.lake, "messages", rows)
+                parts += self._prepare("messages", rows)
             if batch.blocks:
                 rows = ledger_table(self.node, batch.blocks, self._steps)
-                parts += prepare(self.lake, "ledger", rows)
+                parts += self._prepare("ledger", rows)
             if batch.gaps:
                 rows = _gaps_table(self.node, batch.first_gap, batch.gaps)
-                parts += prepare(self.lake, "gaps", rows)
+                parts += self._prepare("gaps", rows)
         except BaseException as error:
             discard(parts)
             # Arrow and Python reject such values every time, so that retrying is pointless.
@@ -180,6 +185,9 @@ class LakeWriter:
                 raise CrosswireError(f"can't be written as Parquet: {error}") from error
             raise
         return parts
+
+    def _prepare(self, table: str, rows: pa.Table) -> list[FinishedFile]:
+        return prepare(self.lake, table, rows, term=self._term, writer=self._writer)
 
     def _messages(self, batch: LakeBatch) -> pa.Table:
         tables = []
@@ -207,7 +215,7 @@ class LakeWriter:
         """Remove what an earlier process prepared and did not publish. A committed seal among them
         is redone from the store, so nothing is lost."""
         for table in ("messages", "ledger", "gaps"):
-            clear(self.lake, table, self.node)
+            clear(self.lake, table, self.node, self._writer)
 
 
 # ---------------------------------------------------------------------------------------- messages

@@ -45,7 +45,7 @@ from crosswire.lake.writer import LakeBatch, LakeWriter
 from crosswire.logs import log_event
 from crosswire.server.lake_batches import FeedGroup, build_batch
 
-__all__ = ["LakeFeed", "note_absence"]
+__all__ = ["STEP_NAMES", "LakeFeed", "note_absence"]
 
 _log = logging.getLogger("crosswire.lake")
 
@@ -53,7 +53,8 @@ _DAY_S: Final = 86_400
 _PAGE: Final = 8
 _RETRY_S: Final = 1.0
 _EXPIRE_S: Final = 60.0
-_STEPS: Final = {int(step): step.name.lower().replace("_", "-") for step in Step}
+STEP_NAMES: Final = {int(step): step.name.lower().replace("_", "-") for step in Step}
+"""The steps of the ledger as the lake names them."""
 
 T = TypeVar("T")
 _Count = Callable[..., None]
@@ -77,16 +78,19 @@ class LakeFeed:
         *,
         count: _Count,
         writer: LakeWriter | None = None,
+        term: int = 0,
         has_room: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`term` is that of the leader, 0 for a hub without replicas."""
         self._hub = hub
+        self._term = term
         self._has_room = has_room
         self._settings = settings
         self._lake = lake
         self._count = count
         names = {"messages": settings.messages, "ledger": settings.ledger}
         self._tables = tuple(name for name, is_on in names.items() if is_on)
-        self._writer = writer or LakeWriter(lake, hub.node, _STEPS)
+        self._writer = writer or LakeWriter(lake, hub.node, STEP_NAMES)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="crosswire-lake")
         self._groups: deque[FeedGroup] = deque()
         self._bytes = 0
@@ -133,6 +137,11 @@ class LakeFeed:
         if is_ahead:
             # All that the store still has is in the lake: it continues after that.
             old = None
+        if old is not None and old.term != self._term:
+            # First of all: an earlier leader may be about to publish the files of this seal. With
+            # the later term those that this one publishes count, whoever is last.
+            old = msgspec.structs.replace(old, term=self._term)
+            await self._hub.seals.save(old)
         if old is not None and old.tables and old.tables != self._tables and not old.skipped:
             # The configured tables changed: what is sealed of the old ones is still published.
             self._seal = old
@@ -196,6 +205,7 @@ class LakeFeed:
             newest=newest,
             after=newest,
             tables=self._tables,
+            term=self._term,
             first_gap=first_gap,
             gaps=tuple(gaps),
         )
@@ -362,6 +372,7 @@ class LakeFeed:
             newest=groups[-1].newest,
             after=old.newest,
             tables=self._tables,
+            term=self._term,
             first_gap=first_gap,
             gaps=tuple(self._gaps),
         )
@@ -562,6 +573,7 @@ class LakeFeed:
             newest=newest,
             after=old.newest,
             tables=self._tables,
+            term=self._term,
             skipped=True,
             first_gap=self._next_gap(),
             gaps=tuple(gaps),

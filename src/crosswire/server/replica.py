@@ -21,7 +21,6 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from crosswire import __version__
-from crosswire.commitlog.body import RecordedBody
 from crosswire.commitlog.contract import (
     LogBookmark,
     LogState,
@@ -459,6 +458,9 @@ class Replica:
             self._time_us,
             end,
             heartbeat_s=min(_HEARTBEAT_S, self.settings.takeover_s / 3),
+            # Half of a record: what the rest of a turn adds has room in it, too.
+            group_bytes=self.settings.record_bytes // 2,
+            pending_limit_bytes=self.settings.pending_bytes,
             clock=self._boot_clock,
         )
         self.commits = commits
@@ -530,12 +532,6 @@ class Replica:
                 async with asyncio.timeout(_HAND_OVER_S):
                     await commits.add(lambda chain, at: chain.hand_over(HandOver(name), at))
             log_event(_log, logging.WARNING, "handed over", to=name)
-
-    def pending_bytes(self) -> int:
-        """What waits for the log in memory: the open group, and the one that is being appended."""
-        body, commits = self.store.group.body, self.commits
-        waiting = body.size_bytes if isinstance(body, RecordedBody) else 0
-        return waiting + (0 if commits is None else commits.pending_bytes)
 
     # Reports and trimming.
 

@@ -31,6 +31,7 @@ from crosswire.gateways.slots import PassingSockets
 from crosswire.hub.hub import Hub
 from crosswire.hub.policies import HubConfig
 from crosswire.hub.wall import Clock
+from crosswire.lake.writer import LakeWriter
 from crosswire.listeners import HTTP_LISTENERS, PLAIN_LISTENERS
 from crosswire.logs import log_event
 from crosswire.resources import memory_limit_bytes, raise_file_limit
@@ -39,7 +40,7 @@ from crosswire.server.checkpoint_fetch import CheckpointFetch
 from crosswire.server.checkpoints import Checkpoints
 from crosswire.server.configured_schedules import follow_schedules
 from crosswire.server.exposure import refuse_exposures
-from crosswire.server.lake_feed import LakeFeed, note_absence
+from crosswire.server.lake_feed import STEP_NAMES, LakeFeed, note_absence
 from crosswire.server.lake_identity import check_lake, claim_lake
 from crosswire.server.leftovers import LeftoverCheck
 from crosswire.server.listener import Listener
@@ -161,7 +162,6 @@ class Server:
         self._timer_at = 0.0
         self._hurried = False
         self._idle_at = 0.0
-        self._is_pressed = False
         self._lake: LakeFeed | None = None
         self._tap: TapFeed | None = None
         self.log: Log | None = None
@@ -346,7 +346,7 @@ class Server:
         hub.commits.abandon()
         self._close_protocols()
         for gateway in list(self.context.gateways.values()):
-            gateway.session.transport.abort()
+            gateway.session.abandon()
         for listener in self.listeners.values():
             if not isinstance(listener, Listener):
                 listener.drop()
@@ -393,14 +393,18 @@ class Server:
 
     async def _start_lake(self, path: Path, has_room: Callable[[], bool]) -> None:
         settings, hub, count = self.config.lake, self.hub, self.context.count
-        node = hub.node
+        node, term, replica_name = hub.node, 0, ""
         if self.replica is not None:
+            term, replica_name = self.replica.succession.term, _name_part(self.replica.name)
             # What the wire had is no part of the log: each replica numbers its own rows.
-            node = f"{node}.{_name_part(self.replica.name)}"
+            node = f"{node}.{replica_name}"
             if self._has_lake:
                 claim_lake(hub.store, path)
         if settings.messages or settings.ledger:
-            self._lake = LakeFeed(hub, settings, path, count=count, has_room=has_room)
+            writer = LakeWriter(path, hub.node, STEP_NAMES, term=term, writer=replica_name)
+            self._lake = LakeFeed(
+                hub, settings, path, count=count, writer=writer, term=term, has_room=has_room
+            )
             await self._lake.start()
         else:
             await note_absence(hub)
@@ -617,26 +621,11 @@ class Server:
         if deadline is not None and deadline <= now:
             self.hub.handle_deadline(now)
         self._close_idle()
-        if self.replica is not None:
-            self._check_pressure(self.replica)
         loop_time = asyncio.get_running_loop().time()
         self.context.budget.check(loop_time)
         expired = self.context.newcomers.check(loop_time)
         if expired:
             self.context.count("turned_away", "", "time", by=expired)
-
-    def _check_pressure(self, replica: Replica) -> None:
-        """While too much waits for the log nothing is read from peers: they wait with it."""
-        pending, limit = replica.pending_bytes(), self.config.replication.pending_bytes
-        was_pressed = self._is_pressed
-        if pending > limit:
-            self._is_pressed = True
-        elif pending < limit / 2:
-            self._is_pressed = False
-        if was_pressed or self._is_pressed:
-            # Again each time: some have connected since.
-            for gateway in list(self.context.gateways.values()):
-                gateway.session.await_log(self._is_pressed)
 
     def _follow_file_limit(self) -> None:
         """Every connection needs an open file: where the process may not have as many, it has fewer
@@ -684,8 +673,8 @@ class Server:
 
 
 def _name_part(name: str) -> str:
-    """A replica's name as a part of names of files."""
-    return re.sub(r"[^A-Za-z0-9_]", "_", name)
+    """A replica's name as a part of names of files, which no other replica's name gives."""
+    return re.sub(r"[^A-Za-z0-9]", lambda found: f"_{ord(found[0]):x}_", name)
 
 
 def _ignore_role() -> None:

@@ -141,6 +141,8 @@ class Store(RecoveredEngine):
         self._room_until = 0.0
         self._has_room = True
         self._closed = False
+        self._ahead_groups = 0
+        self._ahead_rows = 0
 
     def close(self) -> None:
         """Sync what is written, and close the files. What is in the open group is dropped."""
@@ -349,14 +351,25 @@ class Store(RecoveredEngine):
         """The number that the next row of the journal gets."""
         return self._next_row
 
+    @property
+    def sealed_row(self) -> int:
+        """The number that the first row of the next sealed group gets: rows of groups that are on
+        their way have theirs."""
+        return self._next_row + self._ahead_rows
+
+    @property
+    def open_bytes(self) -> int:
+        """The size of the open group, roughly; 0 where nobody needs it."""
+        return 0
+
     def skip_rows(self, upto: int) -> None:
         """Rows up to this one existed once: their numbers are not given out again."""
         self._next_row = max(self._next_row, upto + 1)
 
     def journal(self, block: bytes, rows: int) -> None:
         """Set the open group's block. Its rows count when the group is applied: call this right
-        before the group is sealed, with no other group on its way."""
-        self.group.block = JournalBlock(self._next_row, rows, block)
+        before the group is sealed."""
+        self.group.block = JournalBlock(self.sealed_row, rows, block)
 
     def blocks(self, after: int, count: int) -> list[tuple[int, int, bytes]]:
         """Committed blocks with rows after `after`: (first row, number of rows, block)."""
@@ -423,9 +436,10 @@ class Store(RecoveredEngine):
 
     def _number(self, group: CommitGroup) -> None:
         """A group that can't be written leaves its number to the next one: there are no holes."""
-        group.number = number = self._last_group + 1
-        rows = 0 if group.block is None else group.block.rows
-        row = GROUP_ROW.pack(self._next_row + rows, group.newest_id)
+        self._ahead_groups += 1
+        group.number = number = self._last_group + self._ahead_groups
+        self._ahead_rows += 0 if group.block is None else group.block.rows
+        row = GROUP_ROW.pack(self.sealed_row, group.newest_id)
         group.body.put(group_key(number), row)
         self._log_bytes += self._size_of(group.body)
         if number % _TRIM_EVERY == 0:
@@ -457,6 +471,7 @@ class Store(RecoveredEngine):
         """The group is durable and can be read: what it gave out is in use from now on."""
         self.last_error = None
         self.groups += 1
+        self._pass(group)
         self._last_group = group.number
         if group.sync:
             self._durable_group = group.number
@@ -466,9 +481,15 @@ class Store(RecoveredEngine):
         # Before anybody is notified: what was acknowledged is never above the mark.
         self._save_mark()
 
+    def _pass(self, group: CommitGroup) -> None:
+        """The group is no longer on its way."""
+        self._ahead_groups -= 1
+        self._ahead_rows -= 0 if group.block is None else group.block.rows
+
     def take_back(self, group: CommitGroup, error: StoreError) -> None:
         """The group could not be made durable: all but what was appended goes into the next one."""
         self.last_error = error
+        self._pass(group)
         following = self.group
         following.copies = {**group.copies, **following.copies}
         # In a body saved values come after deleted ranges. What was saved before a range of the

@@ -26,6 +26,8 @@ __all__ = ["LOG_POSITION", "ReplicaStore", "pack_position"]
 LOG_POSITION: Final = b"!log"
 _POSITION: Final = Layout(">16sQ32s")
 _FORMAT: Final = b"2"
+_SAVE_BYTES: Final = 32
+"""What a saved value takes in a body beside key and value, roughly."""
 
 
 class ReplicaStore(Store):
@@ -41,6 +43,7 @@ class ReplicaStore(Store):
     is_log_full: bool = False
     """Whether producers are refused because the log has grown to its limit."""
     _stored_position: RecordPosition = ORIGIN
+    _saved_bytes: int = 0
     # A block must be in the log before one of its ids is seen, and messages that are not durable
     # take ids without waiting for any group.
     _id_block: int = 1 << 24
@@ -101,6 +104,25 @@ class ReplicaStore(Store):
     def _size_of(self, batch: GroupBody) -> int:
         assert isinstance(batch, RecordedBody)
         return batch.size_bytes
+
+    @property
+    def open_bytes(self) -> int:
+        """The size of the open group: what is in its body, and what was saved for it."""
+        return self._size_of(self.group.body) + self._saved_bytes
+
+    def retain(self, number: int, identifier: int, record: bytes) -> None:
+        """Counted: it is in the body only when the group is sealed."""
+        super().retain(number, identifier, record)
+        self._saved_bytes += len(record) + _SAVE_BYTES
+
+    def _set(self, space: str, key: bytes, value: bytes | None) -> None:
+        super()._set(space, key, value)
+        self._saved_bytes += len(key) + len(value or b"") + _SAVE_BYTES
+
+    def seal(self) -> CommitGroup:
+        """What was saved is in the body of the group then."""
+        self._saved_bytes = 0
+        return super().seal()
 
     def _reserve(self, at_least: int) -> None:
         """In the open group, as everything: a leader's first group is durable before a peer is

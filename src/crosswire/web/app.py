@@ -494,7 +494,11 @@ class App:
             )
             gauges["crosswire_log_pending_bytes"] = (
                 "Bytes of groups that wait for the log.",
-                replica.pending_bytes(),
+                self.server.hub.commits.pending_bytes() if self.server.is_leading else 0,
+            )
+            gauges["crosswire_calls_unjournaled_total"] = (
+                "Requests and responses that were not recorded, because too much waited.",
+                self.server.hub.services.unjournaled if self.server.is_leading else 0,
             )
         if state is not None:
             gauges["crosswire_log_bytes"] = ("Size of the log.", state.size_bytes)

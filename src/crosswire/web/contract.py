@@ -145,6 +145,21 @@ class OperationRequest:
         """The hub of the server."""
         return self.server.hub
 
+    @property
+    def is_held(self) -> bool:
+        """Does `admitted` have to wait?"""
+        gate = self.hub.commits.gate
+        return gate is not None and gate.is_closed()
+
+    async def admitted(self) -> None:
+        """Returns when the hub may take in more: not while too much waits for a replicated log.
+
+        Called before each part of what a producer sends. Raises NotLeading if the hub stops.
+        """
+        gate = self.hub.commits.gate
+        if gate is not None:
+            await gate.passed()
+
     def now(self) -> float:
         """The hub's time in seconds, which runs evenly even if the system's clock is set."""
         return self.server.context.now()

@@ -62,6 +62,7 @@ async def stage(ask: OperationRequest) -> StageResponse:
     part = await asyncio.get_running_loop().run_in_executor(_READERS, read)
     for destination in part.totals:
         ask.require("produce", destination)
+    await ask.admitted()
     receipt = staging.stage(owner, batch, ask.path["attempt"], query.part, part, ask.now())
     ask.server.context.count("staged", "http", by=part.messages)
     await receipt

@@ -204,10 +204,16 @@ async def produce(ask: OperationRequest) -> Produced:
     steps: list[tuple[list[int], Receipt]] = []
     refusals: list[tuple[int, HubError]] = []
     if count <= _STEP:
+        await ask.admitted()
         steps.append(_accept(ask, batch.messages, 0, refusals))
     else:
         async with ask.work.turn() as turn:
             for start in range(0, count, _STEP):
+                # Not within a turn: it would keep all others who do long work from theirs.
+                while ask.is_held:
+                    turn.end()
+                    await ask.admitted()
+                    await turn.begin()
                 some = batch.messages[start : start + _STEP]
                 steps.append(_accept(ask, some, start, refusals))
                 await turn.pause()

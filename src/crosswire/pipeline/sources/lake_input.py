@@ -23,6 +23,7 @@ from pyarrow import fs
 from crosswire.errors import InvalidInput
 from crosswire.lake.files import LakeFile, date_of, parse_name
 from crosswire.lake.schemas import SCHEMAS
+from crosswire.lake.terms import TermGap, counted, outside_gaps
 from crosswire.pipeline.sources.inputs import Inputs
 from crosswire.pipeline.tables.missing_rows import ALWAYS_US, MissingLakeRows
 
@@ -70,11 +71,13 @@ class LakeInput:
 
 @dataclass
 class _TableFiles:
-    """The files of one table by folder, and what is wrong with them."""
+    """The files of one table by folder, what is wrong with them, and those that don't count,
+    because a later leader of the hub has written theirs."""
 
     table: str
     by_folder: dict[str, list[LakeFile]] = field(default_factory=dict)
     faults: list[SkippedFile] = field(default_factory=list)
+    replaced: set[str] = field(default_factory=set)
 
     def skip(self, path: str, reason: str) -> None:
         self.faults.append(SkippedFile(self.table, path, reason))
@@ -82,7 +85,7 @@ class _TableFiles:
     @property
     def files(self) -> list[LakeFile]:
         """All that are to be read, by node and number."""
-        skipped = {fault.path for fault in self.faults}
+        skipped = {fault.path for fault in self.faults} | self.replaced
         found = [each for each in chain(*self.by_folder.values()) if str(each.path) not in skipped]
         return sorted(found, key=lambda each: (each.node, each.first, -each.last))
 
@@ -106,9 +109,11 @@ def inspect_lake(
         found = _TableFiles(table)
         for folder in getattr(inputs, name):
             _list(found, folder, since, listing)
+        tables[table] = found
+    _leave_replaced(tables)
+    for found in tables.values():
         _check_contents(found)
         _check_overlaps(found)
-        tables[table] = found
     faults = [fault for found in tables.values() for fault in found.faults]
     if faults and not skip_damaged:
         others = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
@@ -123,7 +128,7 @@ def inspect_lake(
 
 def _paths(found: _TableFiles) -> tuple[str, ...]:
     """Folders as they are; of one with skipped files, the other files."""
-    faulty = {fault.path for fault in found.faults}
+    faulty = {fault.path for fault in found.faults} | found.replaced
     paths: list[str] = []
     for folder, files in found.by_folder.items():
         is_whole = not any(path == folder or path.startswith(f"{folder}/") for path in faulty)
@@ -169,6 +174,38 @@ def _names(folder: str, listing: Listing | None) -> Iterator[str]:
             yield from (str(file) for file in each.iterdir())
         else:
             yield str(each)
+
+
+def _leave_replaced(tables: Mapping[str, _TableFiles]) -> None:
+    """Leave out what a later leader has written again, or has given up."""
+    for found in tables.values():
+        files = found.files
+        found.replaced |= {str(each.path) for each in files} - {
+            str(each.path) for each in counted(files)
+        }
+    if not any(each.term for each in tables["gaps"].files):
+        return
+    gaps = [
+        TermGap(row["table"], row["node"], row["first"], row["last"], file.term)
+        for file in tables["gaps"].files
+        for row in _gap_rows(file)
+    ]
+    for table in ("messages", "ledger"):
+        files = tables[table].files
+        tables[table].replaced |= {str(each.path) for each in files} - {
+            str(each.path) for each in outside_gaps(files, gaps, _ids_in)
+        }
+
+
+def _ids_in(file: LakeFile) -> tuple[int, int] | None:
+    try:
+        opened = _open(file.path)
+        if opened is None:
+            return None
+        with opened:
+            return _range(opened.metadata, "id")
+    except (OSError, pa.ArrowException):
+        return None
 
 
 # ---------------------------------------------------------------------------------------- contents
@@ -303,15 +340,7 @@ def _times(path: Path | str) -> tuple[int, int] | None:
 def _recorded(found: _TableFiles) -> Iterator[MissingLakeRows]:
     """Gaps that hubs recorded themselves."""
     for file in found.files:
-        try:
-            opened = _open(file.path)
-            if opened is None:
-                continue
-            with opened:
-                rows = opened.read().to_pylist()
-        except (OSError, pa.ArrowException) as error:
-            raise InvalidInput(f"can't read {file.path}: {error}") from error
-        for row in rows:
+        for row in _gap_rows(file):
             yield MissingLakeRows(
                 row["table"],
                 row["node"],
@@ -320,3 +349,16 @@ def _recorded(found: _TableFiles) -> Iterator[MissingLakeRows]:
                 recorded=row["reason"],
                 by_id=row["table"] == "messages",
             )
+
+
+def _gap_rows(file: LakeFile) -> list[dict[str, Any]]:
+    """The rows of a file of `gaps`. Raises InvalidInput."""
+    try:
+        opened = _open(file.path)
+        if opened is None:
+            return []
+        with opened:
+            rows: list[dict[str, Any]] = opened.read().to_pylist()
+            return rows
+    except (OSError, pa.ArrowException) as error:
+        raise InvalidInput(f"can't read {file.path}: {error}") from error

@@ -18,6 +18,7 @@ import msgspec
 from crosswire.capture.headers import CaptureLayout
 from crosswire.errors import InvalidInput
 from crosswire.lake.files import LakeFile, parse_name
+from crosswire.lake.terms import counted
 from crosswire.pipeline.sources.capture_reader import Split, advance
 from crosswire.pipeline.sources.inputs import Inputs, search
 from crosswire.pipeline.sources.lake_input import hole_before
@@ -362,6 +363,13 @@ def _in_order(files: list[tuple[LakeFile, int]]) -> list[tuple[LakeFile, int]]:
 
 
 def _files(folder: str, listing: Listing) -> Iterator[tuple[LakeFile, int]]:
+    """The files of a folder, but for those that a later leader of the hub has written again."""
+    listed = list(_listed(folder, listing))
+    chosen = set(counted([file for file, _ in listed]))
+    yield from (each for each in listed if each[0] in chosen)
+
+
+def _listed(folder: str, listing: Listing) -> Iterator[tuple[LakeFile, int]]:
     for name, size in listing(folder):
         path = Path(name)
         file = parse_name("", path.parent.name.removeprefix("date="), path)
