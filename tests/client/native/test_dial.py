@@ -26,8 +26,15 @@ def demanding(tls: TlsPair) -> Iterator[int]:
 
         def accept() -> None:
             accepted, _ = listening.accept()
-            with suppress(ssl.SSLError), context.wrap_socket(accepted, server_side=True):
-                pass
+            with context.wrap_socket(
+                accepted, server_side=True, do_handshake_on_connect=False
+            ) as secure:
+                with suppress(ssl.SSLError):
+                    secure.do_handshake()
+                socket.socket.shutdown(secure, socket.SHUT_WR)
+                # Closed with unread input, the socket would be reset, and the alert lost.
+                while socket.socket.recv(secure, 4096):
+                    pass
 
         server = threading.Thread(target=accept)
         server.start()
