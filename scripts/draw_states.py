@@ -40,7 +40,8 @@ def transitions(table: Mapping[tuple[Any, type[Any]], Any]) -> Edges:
 
 def diagram(name: str, first: str, edges: Edges) -> str:
     """A Mermaid state diagram."""
-    lines = [f"### {name}", "", "```mermaid", "stateDiagram-v2", f"    [*] --> {first}"]
+    lines = [f"### {name}", "", "```mermaid", "stateDiagram-v2"]
+    lines += [f"    accTitle: States of {name}", f"    [*] --> {first}"]
     for (before, after), frames in edges.items():
         lines.append(f"    {before} --> {after}: {', '.join(sorted(set(frames)))}")
     if any("closed" in edge for edge in edges):

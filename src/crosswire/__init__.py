@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         ProviderLost,
         RequestTimeout,
         SubscriptionConflict,
+        TlsFailed,
         Unsupported,
         WrongProtocol,
     )
@@ -65,6 +66,7 @@ __all__ = [
     "RequestTimeout",
     "SubscriptionConflict",
     "SyncClient",
+    "TlsFailed",
     "Unsupported",
     "WrongProtocol",
     "__version__",

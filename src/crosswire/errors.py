@@ -83,6 +83,7 @@ CrosswireError
     ├── Unsupported             the protocol has no word for this
     ├── ConnectFailed           connecting or the handshake failed
     │   └── HandshakeFailed     the peer was reached, but the handshake failed
+    │       ├── TlsFailed       a certificate is missing or not accepted, on either side
     │       └── WrongProtocol   what answered speaks another protocol
     ├── ConnectionLost          the connection ended before the result was known
     │   ├── DeliveryLost        a message was settled after its connection had ended
@@ -171,6 +172,7 @@ __all__ = [
     "StoreFailed",
     "StoreFull",
     "SubscriptionConflict",
+    "TlsFailed",
     "TooLargeToSend",
     "UnexpectedFrame",
     "UnknownFrame",
@@ -652,6 +654,10 @@ class ConnectFailed(ClientError):
 
 class HandshakeFailed(ConnectFailed):
     """The peer was reached, but the handshake failed: it refuses us, or is something else."""
+
+
+class TlsFailed(HandshakeFailed):
+    """TLS was not agreed on: a certificate is missing or not accepted, on either side."""
 
 
 class WrongProtocol(HandshakeFailed):

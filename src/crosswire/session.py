@@ -162,6 +162,8 @@ class Session(asyncio.Protocol):
         """Records the bytes of this session, if set."""
         self.first_bytes = b""
         """How the peer began: what it speaks, if it is not what was expected."""
+        self.lost: Exception | None = None
+        """What ended the socket, if it broke: an alert of TLS, for example."""
         self.account: MemoryAccount | None = None
         """Gets the size of what is buffered, if set; closed with the socket."""
 
@@ -375,6 +377,7 @@ class Session(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Called by asyncio, once, when the socket is closed."""
+        self.lost = error
         if self._turns is not None:
             self._turns.enter()
         if self.tap is not None:

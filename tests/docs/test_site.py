@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,16 @@ def listed(entry: object) -> list[str]:
 def test_every_page_is_in_the_navigation_once() -> None:
     pages = listed(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
     assert sorted(pages) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+
+
+def test_diagrams_are_pictures_with_a_title_and_a_text(site: Path) -> None:
+    sources = [path for path in DOCS.rglob("*.md") if "```mermaid" in path.read_text()]
+    assert sources
+    for path in sources:
+        page = (site / path.relative_to(DOCS)).with_suffix(".html").read_text()
+        pictures = re.findall(r'<figure class="diagram">.*?</figure>', page, re.DOTALL)
+        titles = re.findall(r"accTitle: (.+)", path.read_text())
+        shown = [re.findall(r"<title[^>]*>(.+?)</title>", each)[0] for each in pictures]
+        assert [unescape(title) for title in shown] == titles
+        assert all(re.search(r"<desc[^>]*>.{50,}</desc>", each) for each in pictures)
+        assert "mermaid" not in page

@@ -19,12 +19,15 @@ from typing import Final
 import msgspec
 import uvloop
 
+from crosswire.client.message import BYTES, JSON, TEXT, Message, OutgoingMessage
+from crosswire.client.native.micromsg2 import MicroMsg2Client, MicroMsg2Delivery
 from crosswire.config import PLAIN_LISTENERS, BondFiles, Config
-from crosswire.errors import CallFailed, RequestFailed
-from crosswire.gateways.payloads import BYTES, JSON, TEXT
+from crosswire.envelope import Property
+from crosswire.errors import CallFailed, ProviderFailed, RequestFailed
 from crosswire.hub.policies import ServicePolicy
 from crosswire.server.server import GATEWAYS, Server
-from tests.e2e.parties import PARTIES, Answer, Inbox, Party, Property, Received
+from tests.e2e.native_peers import MARKING, NATIVE
+from tests.e2e.parties import PARTIES, Inbox, Party
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "docs" / "bridging.md"
@@ -34,7 +37,7 @@ _PATIENCE_S: Final = 2.0
 YES: Final = "✓"
 NOTHING: Final = "–"
 
-Judge = Callable[["Letter", Received], str]
+Judge = Callable[["Letter", Message], str]
 
 
 # ------------------------------------------------------------------------------ what is sent
@@ -46,32 +49,22 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     payload: bytes = b"."
     content_type: str = BYTES
     properties: dict[str, Property] = {}
-    correlation: str | None = None
-    marked: bool = False
     columns: dict[str, Judge]
 
 
-def payload(message: Letter, got: Received) -> str:
-    if got.payload == message.payload:
-        return YES
-    try:
-        same = json.loads(got.payload) == json.loads(message.payload)
-    except ValueError:
-        return "**changed**"
-    return "value" if same else "**changed**"
+def payload(message: Letter, got: Message) -> str:
+    return YES if got.payload == message.payload else "**changed**"
 
 
-def content_type(message: Letter, got: Received) -> str:
-    if got.content_type is None:
-        return NOTHING
+def content_type(message: Letter, got: Message) -> str:
     return YES if got.content_type == message.content_type else _TYPES[got.content_type]
 
 
 def properties(*names: str) -> Judge:
     """Do they have the same values, of the same types?"""
 
-    def judge(message: Letter, got: Received) -> str:
-        if got.properties is None:
+    def judge(message: Letter, got: Message) -> str:
+        if not got.properties:
             return NOTHING
         for name in names:
             sent, came = message.properties[name], got.properties.get(name)
@@ -86,20 +79,12 @@ def properties(*names: str) -> Judge:
     return judge
 
 
-def names(message: Letter, got: Received) -> str:
-    if got.properties is None:
+def names(message: Letter, got: Message) -> str:
+    if not got.properties:
         return NOTHING
     if got.properties == message.properties:
         return YES
     return "→ " + " ".join(f"`{name}`" for name in sorted(got.properties))
-
-
-def correlation(message: Letter, got: Received) -> str:
-    return YES if got.correlation == message.correlation else NOTHING
-
-
-def mark(message: Letter, got: Received) -> str:
-    return got.mark or NOTHING
 
 
 _TYPES: Final = {JSON: "JSON", TEXT: "text", BYTES: "bytes"}
@@ -146,8 +131,9 @@ LETTERS: Final = (
         },
     ),
     Letter(properties={"Größe_in cm": 1}, columns={"any name": names}),
-    Letter(correlation="c-7", columns={"correlation": correlation}),
-    Letter(marked=True, columns={"its own": mark}),
+    Letter(
+        properties={"correlation-id": "c-7"}, columns={"correlation": properties("correlation-id")}
+    ),
 )
 
 Row = tuple[str, str, dict[str, str]]
@@ -210,19 +196,20 @@ async def cross_all(server: Server, kind: str) -> list[Row]:
     rows: list[Row] = []
     async with everybody(server) as producers, everybody(server) as consumers:
         for consumer in consumers:
-            before = _attached(server)
             destination = f"{kind}/to-{consumer.name}"
             inbox = await consumer.consume(destination)
-            await until(lambda: _attached(server) > before)  # noqa: B023  awaited here
-            rows += [
-                (producer.name, consumer.name, await _cross(producer, destination, inbox))
-                for producer in producers
-            ]
+            for producer in producers:
+                cells = await _cross(producer, destination, inbox)
+                cells["its own"] = NOTHING
+                rows.append((producer.name, consumer.name, cells))
+    for producer, consumer, cells in rows:
+        if consumer in MARKING:
+            cells["its own"] = await _cross_marked(server, kind, producer, consumer)
     return sorted(rows, key=lambda row: [party.name for party in PARTIES].index(row[0]))
 
 
 def _attached(server: Server) -> int:
-    """Not all protocols confirm a subscription."""
+    """Not all native clients wait until they are subscribed."""
     return sum(len(gateway.attachments) for gateway in server.context.gateways.values())
 
 
@@ -230,18 +217,31 @@ async def _cross(producer: Party, destination: str, inbox: Inbox) -> dict[str, s
     cells: dict[str, str] = {}
     for message in LETTERS:
         await producer.produce(
-            destination,
-            message.payload,
-            message.content_type,
-            message.properties,
-            correlation=message.correlation,
-            marked=message.marked,
+            destination, message.payload, message.content_type, message.properties
         )
         async with asyncio.timeout(_WAIT_S):
             got = await inbox.get()
         for column, judge in message.columns.items():
             cells[column] = judge(message, got)
     return cells
+
+
+async def _cross_marked(server: Server, kind: str, producer: str, consumer: str) -> str:
+    """The mark of a producer's protocol that a consumer's sees."""
+    ports, before = ports_of(server), _attached(server)
+    destination = f"{kind}/{producer}-to-{consumer}"
+    async with MARKING[consumer](ports) as peer:
+        marks = await peer.marks(destination)
+        await until(lambda: _attached(server) > before)
+        if producer in MARKING:
+            async with MARKING[producer](ports) as sender:
+                await sender.send_marked(destination)
+        else:
+            (party,) = (each for each in PARTIES if each.name == producer)
+            async with party(ports) as plain:
+                await plain.produce(destination, b"plain")
+        async with asyncio.timeout(_WAIT_S):
+            return await marks.get() or NOTHING
 
 
 # ------------------------------------------------------------------------------------- services
@@ -254,12 +254,12 @@ _QUESTIONS: Final = (
 )
 
 
-async def _echo(asked: Received) -> Answer:
-    return asked.payload, asked.content_type or BYTES
+async def _echo(asked: Message) -> OutgoingMessage:
+    return OutgoingMessage(body=asked.payload, content_type=asked.content_type)
 
 
-async def _fail(_asked: Received) -> Answer:
-    raise RequestFailed("1234", "no, thanks")
+async def _fail(_asked: Message) -> None:
+    raise ProviderFailed("1234", "no, thanks")
 
 
 async def call_all(server: Server) -> list[Row]:
@@ -267,20 +267,15 @@ async def call_all(server: Server) -> list[Row]:
     rows: list[Row] = []
     async with everybody(server) as callers, everybody(server) as providers:
         for provider in providers:
-            service = f"service/echo-{provider.name}"
+            service, failing = f"service/echo-{provider.name}", f"service/fail-{provider.name}"
             await provider.serve(service, _echo)
-            if provider.has_failures:
-                await provider.serve(f"service/fail-{provider.name}", _fail)
-            await until(lambda: server.hub.is_served(service))  # noqa: B023  awaited here
+            await provider.serve(failing, _fail)
             for caller in callers:
                 cells = {}
                 for column, question, kind in _QUESTIONS:
                     cells[column] = await _ask(caller, service, question, kind)
                 cells["a method"] = await _ask(caller, f"{service}/Method", b'{"m":1}', JSON)
-                if provider.has_failures:
-                    cells["failure"] = await _failure(caller, f"service/fail-{provider.name}")
-                else:
-                    cells["failure"] = NOTHING
+                cells["failure"] = await _failure(server, caller.name, failing)
                 rows.append((caller.name, provider.name, cells))
     return sorted(rows, key=lambda row: [party.name for party in PARTIES].index(row[0]))
 
@@ -288,22 +283,21 @@ async def call_all(server: Server) -> list[Row]:
 async def _ask(caller: Party, service: str, question: bytes, kind: str) -> str:
     if caller.name == "EMP" and kind != JSON:
         return NOTHING
-    try:
-        async with asyncio.timeout(_WAIT_S):
-            got = await caller.call(service, question, kind)
-    except RequestFailed as failure:
-        return f"`{failure.code}`"
+    got = await caller.call(service, question, kind)
     if got.payload == question:
-        return YES if got.content_type in (kind, None) else _TYPES[got.content_type]
+        return YES if got.content_type == kind else _TYPES[got.content_type]
     shape = json.loads(got.payload)
     return f"in `{{{', '.join(shape)}}}`"
 
 
-async def _failure(caller: Party, service: str) -> str:
-    """A request of eMQP for a queue that nobody consumes waits there: nothing is answered."""
+async def _failure(server: Server, name: str, service: str) -> str:
+    """What a native caller gets.
+
+    A request of eMQP for a queue that nobody consumes waits there: nothing is answered.
+    """
     try:
-        async with asyncio.timeout(_PATIENCE_S):
-            await caller.call(service, b"{}", JSON)
+        async with asyncio.timeout(_PATIENCE_S), NATIVE[name](ports_of(server)) as caller:
+            await caller.call(service)
     except RequestFailed as failure:
         if isinstance(failure, CallFailed):
             return f"{failure.code}: {failure.description}"
@@ -315,33 +309,35 @@ async def _failure(caller: Party, service: str) -> str:
 
 async def fail_all(server: Server) -> list[Row]:
     """What callers get when nobody provides, when the provider is silent, and when it leaves."""
-    asked: asyncio.Queue[Received] = asyncio.Queue()
+    asked = asyncio.Semaphore(0)
 
-    async def stay_silent(question: Received) -> Answer:
-        asked.put_nowait(question)
-        never: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    async def stay_silent(_: MicroMsg2Delivery) -> tuple[bytes, dict[str, Property]]:
+        asked.release()
+        never: asyncio.Future[tuple[bytes, dict[str, Property]]] = asyncio.Future()
         return await never
 
-    async with everybody(server) as callers:
-        unknown = await asyncio.gather(*(_failure(each, "service/nobody") for each in callers))
-        async with PARTIES[-1](ports_of(server)) as provider:
-            await provider.serve("service/silent", stay_silent)
-            await until(lambda: server.hub.is_served("service/silent"))
-            silent = await asyncio.gather(*(_failure(each, "service/silent") for each in callers))
-            await _take(asked, len(callers))
-            calls = [asyncio.create_task(_failure(each, "service/silent")) for each in callers]
-            await _take(asked, len(callers))
-        lost = await asyncio.gather(*calls)
+    async def all_asked() -> None:
+        async with asyncio.timeout(_WAIT_S):
+            for _ in NATIVE:
+                await asked.acquire()
+
+    def call_by_all(service: str) -> list[asyncio.Task[str]]:
+        return [asyncio.create_task(_failure(server, name, service)) for name in NATIVE]
+
+    unknown = await asyncio.gather(*call_by_all("service/nobody"))
+    # A native one: the library answers what it has begun before it leaves.
+    async with MicroMsg2Client("127.0.0.1", ports_of(server)["micromsg2"]) as provider:
+        await provider.serve("service/silent", stay_silent)
+        await until(lambda: server.hub.is_served("service/silent"))
+        silent = await asyncio.gather(*call_by_all("service/silent"))
+        await all_asked()
+        calls = call_by_all("service/silent")
+        await all_asked()
+    lost = await asyncio.gather(*calls)
     return [
-        (caller.name, "", {"nobody": nobody, "silent": late, "left": left})
-        for caller, nobody, late, left in zip(callers, unknown, silent, lost, strict=True)
+        (name, "", {"nobody": nobody, "silent": late, "left": left})
+        for name, nobody, late, left in zip(NATIVE, unknown, silent, lost, strict=True)
     ]
-
-
-async def _take(inbox: Inbox, count: int) -> None:
-    async with asyncio.timeout(_WAIT_S):
-        for _ in range(count):
-            await inbox.get()
 
 
 # ----------------------------------------------------------------------------------- the page

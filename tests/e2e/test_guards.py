@@ -7,21 +7,32 @@ import asyncio
 import logging
 import ssl
 import subprocess
-from collections.abc import Awaitable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
 import msgspec
 import pytest
 
+import crosswire
 from crosswire.access import User
+from crosswire.bond import hub_module
 from crosswire.client.native.dial import Backoff
 from crosswire.client.native.emp import EmpClient
 from crosswire.client.native.emqp import EmqpPeer, EmqpSubscriber, connect_peer
+from crosswire.client.native.epoxy import EpoxyClient
+from crosswire.client.native.micromsg2 import MicroMsg2Client, MicroMsg2Delivery
 from crosswire.client.native.relink import RelinkClient
 from crosswire.config import Config, ConnectionLimits, ProtocolLimits, TlsFiles
-from crosswire.errors import ClientError, ConfigError, ConnectFailed, RequestFailed
-from crosswire.gateways.payloads import BYTES
+from crosswire.errors import (
+    ClientError,
+    ConfigError,
+    ConnectFailed,
+    HandshakeFailed,
+    HubError,
+    RequestFailed,
+    TlsFailed,
+)
 from crosswire.gateways.relink.links import Links
 from crosswire.listeners import LISTENERS, PLAIN_LISTENERS
 from crosswire.server.server import GATEWAYS, Server
@@ -35,13 +46,11 @@ from crosswire.wire.relink.frames import RelinkLimits
 from tests.conftest import TlsPair
 from tests.e2e.bridging import ports_of, until
 from tests.e2e.parties import (
-    Answer,
     EmpParty,
     EmqpParty,
     EpoxyParty,
     MicroMsg2Party,
     Party,
-    Received,
     RelinkParty,
 )
 from tests.e2e.pipe import pipe_to
@@ -191,10 +200,10 @@ async def start_secure(start_server: StartServer, files: TlsFiles) -> Server:
 async def publish_securely(
     name: str, server: Server, context: ssl.SSLContext, destination: str = "queue/a"
 ) -> None:
-    """Raises what the protocol's client makes of a refusal."""
-    ports = {name: port_of(server, f"{name}-tls")}
-    async with PARTY[name](ports, host="localhost", tls=context) as party:
-        await party.produce(destination, b"x")
+    """Raises HubError for a refusal."""
+    url = f"{name}+tls://localhost:{port_of(server, f'{name}-tls')}"
+    async with crosswire.connect(url, tls=context) as client:
+        await client.publish(destination, b"x")
 
 
 @pytest.mark.parametrize("name", SECURE)
@@ -210,7 +219,7 @@ class TestTls:
         self, start_server: StartServer, authority: Authority, name: str
     ) -> None:
         server = await start_secure(start_server, authority.files)
-        with pytest.raises(ClientError):
+        with pytest.raises(HubError):
             await publish_securely(name, server, authority.anna, "queue/b")
         assert server.context.counters["forbidden", name] == 1
 
@@ -218,7 +227,7 @@ class TestTls:
         self, start_server: StartServer, authority: Authority, name: str
     ) -> None:
         server = await start_secure(start_server, authority.files)
-        with pytest.raises(ClientError):
+        with pytest.raises(HubError):
             await publish_securely(name, server, authority.nobody)
 
     async def test_where_one_is_required_nobody_gets_in(
@@ -231,9 +240,16 @@ class TestTls:
             client_certificates="required",
         )
         server = await start_secure(start_server, files)
-        with pytest.raises(ClientError):
+        with pytest.raises((HandshakeFailed, HubError), match="a client certificate"):
             await publish_securely(name, server, authority.nobody)
         assert server.context.counters["connections", name] == 0
+
+    async def test_a_hub_that_is_not_trusted_gets_nothing(
+        self, start_server: StartServer, authority: Authority, name: str
+    ) -> None:
+        server = await start_secure(start_server, authority.files)
+        with pytest.raises(TlsFailed, match="certificate verify failed"):
+            await publish_securely(name, server, ssl.create_default_context())
 
     async def test_bytes_that_are_no_tls_end_there(
         self, start_server: StartServer, authority: Authority, name: str
@@ -440,30 +456,68 @@ TOO_LARGE = (ClientError, TimeoutError)
 # ------------------------------------------------------------------------------- too many of a kind
 
 
+Ask = Callable[[str], Awaitable[Any]]
+_BOND = hub_module()
+
+
+class OneConnection(NamedTuple):
+    """A native client: those of the library have a connection for each subscription."""
+
+    subscribe: Ask
+    serve: Ask
+
+
+@asynccontextmanager
+async def one_connection(server: Server, name: str) -> AsyncIterator[OneConnection]:
+    port = port_of(server, name)
+    if name == "emp":
+        async with EmpClient("127.0.0.1", port) as emp:
+            yield OneConnection(
+                lambda topic: emp.request("$subscribe", {"destination": topic}),
+                lambda service: emp.request("$serve", {"services": [service]}),
+            )
+    elif name == "epoxy":
+        hub = _BOND.service("crosswire.Hub")
+        subscription = _BOND.struct("crosswire.Subscription").python_class
+        services = _BOND.struct("crosswire.Services").python_class
+        async with EpoxyClient("127.0.0.1", port) as epoxy:
+            yield OneConnection(
+                lambda topic: epoxy.call(hub, "Subscribe", subscription(destination=topic)),
+                lambda service: epoxy.call(hub, "Serve", services(services=[service])),
+            )
+    else:
+
+        async def respond(call: MicroMsg2Delivery) -> tuple[bytes, dict[str, Any]]:
+            return bytes(call.payload), {}
+
+        async with MicroMsg2Client("127.0.0.1", port) as micromsg2:
+            yield OneConnection(
+                lambda topic: micromsg2.subscribe(topic).__aenter__(),
+                lambda service: micromsg2.serve(f"service/{service}", respond),
+            )
+
+
 @pytest.mark.parametrize("name", ["emp", "epoxy", "micromsg2"])
 class TestSubscriptions:
     async def test_one_too_many_is_refused(
         self, start_server: StartServer, log: Log, name: str
     ) -> None:
         server = await start_server(connections=ConnectionLimits(subscriptions=2))
-        async with PARTY[name](ports_of(server)) as party:
+        async with one_connection(server, name) as peer:
             for number in range(2):
-                await party.consume(f"topic/t{number}")
-            await refused(party.consume("topic/t2"), server, name)
+                await peer.subscribe(f"topic/t{number}")
+            await refused(peer.subscribe("topic/t2"), server, name)
         assert server.context.counters["limited", name, "subscriptions"] == 1
         assert [line["limit"] for line in log.lines("limited")] == ["subscriptions"]
 
     async def test_and_one_service_too_many(
         self, start_server: StartServer, log: Log, name: str
     ) -> None:
-        async def answer(asked: Received) -> Answer:
-            return asked.payload, BYTES
-
         server = await start_server(connections=ConnectionLimits(subscriptions=2))
-        async with PARTY[name](ports_of(server)) as party:
+        async with one_connection(server, name) as peer:
             for number in range(2):
-                await party.serve(f"service/s{number}", answer)
-            await refused(party.serve("service/s2", answer), server, name)
+                await peer.serve(f"s{number}")
+            await refused(peer.serve("s2"), server, name)
         assert server.context.counters["limited", name, "services"] == 1
         assert [line["limit"] for line in log.lines("limited")] == ["services"]
 

@@ -10,22 +10,23 @@ from typing import Any
 
 import pytest
 
+from crosswire.client.message import BYTES, Message
 from crosswire.config import ProtocolLimits
 from crosswire.envelope import Envelope, message_kind
-from crosswire.errors import RequestFailed
-from crosswire.gateways.payloads import BYTES, JSON
+from crosswire.errors import HubError
 from crosswire.hub.policies import QueuePolicy, Retry
 from crosswire.server.server import Server
 from crosswire.wire.emp.frames import EmpLimits
 from crosswire.wire.emqp.frames import EmqpLimits
 from crosswire.wire.epoxy.frames import EpoxyLimits
 from crosswire.wire.micromsg2.frames import MicroMsg2Limits
-from crosswire.wire.relink.frames import Message, RelinkLimits, message_bytes, serialize
+from crosswire.wire.relink.frames import Message as RelinkMessage
+from crosswire.wire.relink.frames import RelinkLimits, message_bytes, serialize
 from crosswire.wire.relink.layout import packet_layout
 from crosswire.wire.zmtp.frames import message_bytes as zmtp_message_bytes
 from crosswire.wire.zmtp.frames import serialize_message
 from tests.e2e.bridging import ports_of, until
-from tests.e2e.parties import PARTIES, Answer, Party, Received
+from tests.e2e.parties import PARTIES, Party
 from tests.gateways.conftest import StartServer
 
 LIMIT = 100_000
@@ -113,19 +114,19 @@ async def test_a_subscriber_goes_on_without_it(start_server: StartServer, name: 
         assert not failed_connections(server)
 
 
-async def answer_large(_asked: Received) -> Answer:
-    return b'{"large":"' + b"x" * 3 * LIMIT + b'"}', JSON
+async def answer_large(_asked: Message) -> Any:
+    return {"large": "x" * 3 * LIMIT}
 
 
-async def echo(asked: Received) -> Answer:
-    return asked.payload, JSON
+async def echo(asked: Message) -> Any:
+    return asked.body
 
 
 async def code_of(caller: Party, service: str, payload: bytes) -> str:
     try:
         answer = await asyncio.wait_for(caller.call(service, payload), 10)
-    except RequestFailed as failure:
-        return failure.description
+    except HubError as failure:
+        return str(failure)
     return answer.payload.decode()
 
 
@@ -155,7 +156,7 @@ def test_the_size_of_a_relink_packet_is_known_before(id_sizes: tuple[int, int], 
     ours = packet_layout(role, *id_sizes)
     for sizes in ([], [0], [7], [65535], [65536], [1, 65536], [3] * 255, [3] * 256, [70000] * 300):
         parts = tuple(bytes(size) for size in sizes)
-        packet = serialize(Message((0,), False, parts), ours)
+        packet = serialize(RelinkMessage((0,), False, parts), ours)
         assert message_bytes(parts, ours) == sum(map(len, packet))
 
 

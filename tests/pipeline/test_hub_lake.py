@@ -12,24 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from crosswire.client.message import Message
 from crosswire.client.native.emp import EmpClient
 from crosswire.config import PLAIN_LISTENERS, Config, LakeSettings, TapSettings
 from crosswire.errors import RequestFailed
 from crosswire.hub.policies import QueuePolicy, Retry, TopicPolicy
 from crosswire.server.server import GATEWAYS, Server
-from tests.e2e.parties import (
-    Answer,
-    EmpParty,
-    EmqpParty,
-    EpoxyParty,
-    MicroMsg2Party,
-    Party,
-    Received,
-    RelinkParty,
-)
+from tests.e2e.parties import PARTIES, EmqpParty, Party
 from tests.pipeline.conftest import Made
 
-PARTIES: tuple[type[Party], ...] = (EmpParty, EmqpParty, RelinkParty, EpoxyParty, MicroMsg2Party)
 CONFIG = {
     "drain_s": 0.1,
     "lake": LakeSettings(tap=TapSettings(listeners=tuple(GATEWAYS)), seal_s=0.05),
@@ -84,8 +75,8 @@ async def pass_through(hub: Hub, kind: type[Party]) -> None:
     """Two messages over a queue, one over a topic, a call, and one that nobody gets."""
     queue, service, topic = (f"{what}/of-{kind.name}" for what in ("queue", "service", "topic"))
 
-    async def answer(_: Received) -> Answer:
-        return b'{"ok":1}', "application/json"
+    async def answer(_: Message) -> dict[str, int]:
+        return {"ok": 1}
 
     async with kind(hub.ports) as producer, kind(hub.ports) as consumer:
         jobs = await consumer.consume(queue)

@@ -11,11 +11,12 @@ from contextlib import AsyncExitStack, suppress
 import pytest
 from pyspark.sql import SparkSession
 
-from crosswire.errors import CallFailed, ClientError, RequestFailed
+from crosswire.client.message import Message
+from crosswire.errors import ClientError, HubError
 from crosswire.server.server import GATEWAYS
 from tests.cli.conftest import RunningHub
 from tests.e2e.bridging import until
-from tests.e2e.parties import PARTIES, Answer, EmqpParty, Party, Received
+from tests.e2e.parties import PARTIES, EmqpParty, Party
 from tests.e2e.test_kill import ARRIVE_S, TOPIC, Mortal, Traffic
 from tests.pipeline.conftest import Made, make
 
@@ -29,12 +30,12 @@ async def call(party: Party, traffic: Traffic) -> None:
     while traffic.running:
         try:
             await party.call(f"service/of-{party.name}", b'{"q":1}')
-        except (CallFailed, ClientError, RequestFailed):
+        except (HubError, ClientError):
             await asyncio.sleep(0.02)
 
 
-async def answer(_: Received) -> Answer:
-    return b'{"ok":1}', "application/json"
+async def answer(_: Message) -> dict[str, int]:
+    return {"ok": 1}
 
 
 async def live(mortal: Mortal) -> None:

@@ -11,6 +11,7 @@ import pytest
 from crosswire.access import User
 from crosswire.config import ConnectionLimits, HttpSettings
 from crosswire.errors import RequestFailed, StoreFailed
+from crosswire.logs import fields_of
 from crosswire.web.api import OPERATIONS
 from tests.web.conftest import StartWeb, WebHub
 
@@ -140,6 +141,23 @@ async def test_a_head_that_does_not_end_is_cut_off(
     assert await asyncio.wait_for(reader.read(), 10) == b""
     writer.close()
     assert web.server.context.counters["failed", "http", "PeerTimeout"] == 1
+
+
+@pytest.mark.parametrize(
+    ("hello", "title"),
+    [
+        (bytes.fromhex("000000080000000001000000"), "EMP"),
+        (b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(48), "eMQP"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "TLS"),
+    ],
+)
+async def test_a_peer_with_the_wrong_port_is_recognized(
+    web: WebHub, caplog: pytest.LogCaptureFixture, hello: bytes, title: str
+) -> None:
+    status, _ = await web.raw(hello + b"\r\n\r\n")
+    assert status == 400
+    (record,) = (each for each in caplog.records if each.name == "crosswire.web")
+    assert f"The peer speaks {title}" in str(fields_of(record)["description"])
 
 
 async def test_a_head_that_is_too_long_is_refused(web: WebHub) -> None:

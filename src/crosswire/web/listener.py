@@ -28,6 +28,7 @@ from crosswire.server.listener import cannot_listen
 from crosswire.server.server import Server
 from crosswire.server.tls_acceptor import TlsAcceptor
 from crosswire.web.app import App
+from crosswire.wire.registry import recognize
 
 __all__ = ["WebListener"]
 
@@ -39,6 +40,8 @@ _STALL_S: Final = 10.0
 _FINISH_S: Final = 1.0
 _POLL_S: Final = 0.01
 _HEAD_BYTES: Final = 32 * 1024
+_FIRST_BYTES: Final = 512
+"""Enough to recognize another protocol."""
 
 _log = logging.getLogger("crosswire.web")
 
@@ -150,6 +153,7 @@ class _HttpConnection(H11Protocol):
         self._body_bytes = 0
         self._idle_since = 0.0
         self._is_refused = False
+        self._first_bytes = b""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -215,6 +219,8 @@ class _HttpConnection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         was_idle = self._is_idle
+        if not self._first_bytes:
+            self._first_bytes = bytes(data[:_FIRST_BYTES])
         super().data_received(data)
         if self._account is not None and not self._is_idle:
             # What a handler has made of the body is its own; this is what the body takes.
@@ -254,7 +260,10 @@ class _HttpConnection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         self._context.count("failed", "http", "MalformedFrame")
-        log_event(_log, logging.WARNING, "failed", address=self._host, description=msg)
+        description = msg
+        if (found := recognize(self._first_bytes)) not in (None, "HTTP"):
+            description += f" The peer speaks {found}: it may have the wrong port"
+        log_event(_log, logging.WARNING, "failed", address=self._host, description=description)
         super().send_400_response(msg)
 
     # Memory.

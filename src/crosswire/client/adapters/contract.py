@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import ClassVar, Protocol, TypeVar
 
 import msgspec
 
 from crosswire.client.address import HubUrl
-from crosswire.client.message import BYTES, Message, OutgoingMessage
+from crosswire.client.message import BYTES, JSON, Message, OutgoingMessage
 from crosswire.client.native.dial import Backoff, within
 from crosswire.client.refusals import refusal_of
 from crosswire.envelope import Property
@@ -41,6 +42,7 @@ __all__ = [
     "SubscriptionRequest",
     "encode",
     "from_typed",
+    "recognized",
     "report_end",
     "retried",
     "typed",
@@ -194,13 +196,29 @@ def typed(message: EncodedMessage) -> dict[str, Property]:
     return {"content-type": message.content_type, **message.properties}
 
 
-def from_typed(properties: dict[str, Property]) -> tuple[dict[str, Property], str]:
-    """Properties of the program, and the content type; those about calls are not the program's."""
+def from_typed(
+    properties: Mapping[str, Property], content_type: str = "", *, of_call: bool = False
+) -> tuple[dict[str, Property], str]:
+    """Properties of the program, and the content type: the property, or what its protocol gives.
+
+    A Relink producer has its content type among the properties, and consumers of all protocols are
+    given them. Of a call, what ties it to its answer is not the program's.
+    """
     own = dict(properties)
-    content_type = str(own.pop("content-type", BYTES))
-    for name in ("correlation-id", "reply-to"):
-        own.pop(name, None)
+    content_type = str(own.pop("content-type", content_type))
+    if of_call:
+        for name in ("correlation-id", "reply-to"):
+            own.pop(name, None)
     return own, content_type
+
+
+def recognized(payload: bytes) -> str:
+    """The content type where none is carried: JSON objects and arrays, as the hub does."""
+    if payload[:1] in (b"{", b"["):
+        with suppress(msgspec.DecodeError, RecursionError):
+            msgspec.json.decode(payload, type=msgspec.Raw)
+            return JSON
+    return BYTES
 
 
 async def retried(open_once: Callable[[], Awaitable[T]], backoff: Backoff, timeout_s: float) -> T:

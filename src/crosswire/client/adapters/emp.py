@@ -18,6 +18,7 @@ from crosswire.client.adapters.contract import (
     FeedOwner,
     ScheduleRequest,
     SubscriptionRequest,
+    from_typed,
     report_end,
     retried,
 )
@@ -208,13 +209,14 @@ class _EmpFeed(Feed):
 
     def deliver(self, delivery: EmpDelivery, answer: OwedAnswer) -> None:
         assert self._owner is not None
-        payload, content_type = _payload_of(delivery)
+        payload, carried_type = _payload_of(delivery)
+        properties, content_type = from_typed(delivery.properties, carried_type)
         self._owner.take(
             Message(
                 delivery.destination,
                 payload,
                 content_type=content_type,
-                properties=delivery.properties,
+                properties=properties,
                 id=delivery.id,
                 attempt=delivery.attempt,
                 handle=_EmpHandle(self, delivery.id, answer),

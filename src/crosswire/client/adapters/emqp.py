@@ -21,10 +21,11 @@ from crosswire.client.adapters.contract import (
     ScheduleRequest,
     SubscriptionRequest,
     from_typed,
+    recognized,
     report_end,
     typed,
 )
-from crosswire.client.message import BYTES, JSON, DeliveryHandle, Message
+from crosswire.client.message import DeliveryHandle, Message
 from crosswire.client.native.dial import Addresses, Redialler, within
 from crosswire.client.native.emqp import EmqpClient, EmqpPeer, EmqpSubscriber, connect_peer
 from crosswire.client.refusals import called
@@ -120,7 +121,7 @@ class EmqpAdapter(Adapter):
     async def call(self, service: str, message: EncodedMessage, timeout_s: float) -> Message:
         """A REQUEST with `reply-requested` to the queue named after the service."""
         answer = await called(self._call(service.removeprefix("service/"), message, timeout_s))
-        return Message(service, answer, content_type=_content_type(answer))
+        return Message(service, answer, content_type=recognized(answer))
 
     async def _call(self, queue: str, message: EncodedMessage, timeout_s: float) -> bytes:
         peer = await self._requests.peer(timeout_s)
@@ -318,7 +319,7 @@ class _TopicFeed(Feed):
         try:
             async for topic, payload in self._subscriber:
                 if _matches(self._levels, topic.split("/")):
-                    content_type = _content_type(payload)
+                    content_type = recognized(payload)
                     owner.take(Message(f"topic/{topic}", payload, content_type=content_type))
                     await owner.room()
         except CrosswireError as error:
@@ -349,25 +350,14 @@ class _EmqpHandle(DeliveryHandle):
 
 def _from_job(worker: _QueueWorker, job: RequestReceived, *, of_call: bool = False) -> Message:
     headers = Headers.parse(job.headers)
-    properties, content_type = from_typed(headers.properties())
-    if "content-type" not in headers:
-        content_type = _content_type(job.message)
+    properties, content_type = from_typed(headers.properties(), of_call=of_call)
     return Message(
         f"{'service' if of_call else 'queue'}/{job.queue}",
         job.message,
-        content_type=content_type,
+        content_type=content_type or recognized(job.message),
         properties=properties,
         handle=None if of_call else _EmqpHandle(worker, job),
     )
-
-
-def _content_type(payload: bytes) -> str:
-    """Where eMQP carries none: JSON objects and arrays are recognized, as the hub does."""
-    if payload[:1] in (b"{", b"["):
-        with suppress(msgspec.DecodeError, RecursionError):
-            msgspec.json.decode(payload, type=msgspec.Raw)
-            return JSON
-    return BYTES
 
 
 def _matches(pattern: list[str], levels: list[str]) -> bool:

@@ -17,6 +17,7 @@ from crosswire.client.adapters.contract import (
     FeedOwner,
     HubTarget,
     SubscriptionRequest,
+    from_typed,
     report_end,
 )
 from crosswire.client.message import DeliveryHandle, Message
@@ -225,11 +226,12 @@ class _EpoxyFeed(Feed):
         for name, value in delivery.properties.items():
             members = (value.text, value.integer, value.real, value.truth)
             properties[name] = next(each for each in members if each is not None)
+        properties, content_type = from_typed(properties, delivery.content_type)
         self._owner.take(
             Message(
                 delivery.destination,
                 delivery.payload,
-                content_type=delivery.content_type,
+                content_type=content_type,
                 properties=properties,
                 id=delivery.id,
                 attempt=delivery.attempt,

@@ -18,7 +18,7 @@ from crosswire.client.adapters.contract import (
     report_end,
     typed,
 )
-from crosswire.client.message import DeliveryHandle, Message
+from crosswire.client.message import BYTES, DeliveryHandle, Message
 from crosswire.client.native.dial import within
 from crosswire.client.native.micromsg2 import (
     MicroMsg2Client,
@@ -231,7 +231,7 @@ def _message(delivery: MicroMsg2Delivery, handle: DeliveryHandle | None = None) 
         name: value == "true" if value in ("true", "false") else value
         for name, value in delivery.properties.items()
     }
-    properties, content_type = from_typed(values)
+    properties, content_type = from_typed(values, BYTES, of_call=handle is None)
     return Message(
         delivery.destination,
         bytes(delivery.payload),

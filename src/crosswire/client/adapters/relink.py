@@ -21,6 +21,7 @@ from crosswire.client.adapters.contract import (
     HubTarget,
     SubscriptionRequest,
     from_typed,
+    recognized,
     retried,
     typed,
 )
@@ -39,6 +40,7 @@ from crosswire.errors import (
     ProviderFailed,
     RequestFailed,
     RequestTimeout,
+    TlsFailed,
     Unsupported,
     WrongProtocol,
 )
@@ -75,7 +77,7 @@ class RelinkAdapter(Adapter):
         probe = self.client("service/crosswire")
         try:
             await probe.__aenter__()
-        except WrongProtocol:
+        except (TlsFailed, WrongProtocol):
             raise
         except HandshakeFailed:
             return  # a hub that does not allow us this one
@@ -125,7 +127,7 @@ class RelinkAdapter(Adapter):
             client = make()
             try:
                 return await client.__aenter__()
-            except WrongProtocol:
+            except (TlsFailed, WrongProtocol):
                 raise
             except HandshakeFailed as error:
                 raise HubError(_REFUSED.format(client.link.terms.endpoint)) from error
@@ -199,7 +201,7 @@ class RelinkAdapter(Adapter):
 
 _REFUSED: Final = (
     "the hub refuses the endpoint {}: it may be forbidden, invalid, or its name in use with another"
-    " filter; Relink does not carry the reason"
+    " filter, or it requires a client certificate; Relink does not carry the reason"
 )
 
 
@@ -428,15 +430,17 @@ def _parts(payload: bytes, properties: dict[str, Property]) -> list[bytes]:
 
 
 def _message(destination: str, received: Received, handle: DeliveryHandle | None = None) -> Message:
+    """A delivery; without its handle, a call or an answer."""
     parts = [bytes(part) for part in received.parts]
     properties: dict[str, Property] = {}
     if len(parts) == 2:
         properties = msgspec.json.decode(parts.pop(0))
-    own, content_type = from_typed(properties)
+    own, content_type = from_typed(properties, of_call=handle is None)
+    payload = b"".join(parts)
     return Message(
         destination,
-        b"".join(parts),
-        content_type=content_type,
+        payload,
+        content_type=content_type or recognized(payload),
         properties=own,
         handle=handle,
     )

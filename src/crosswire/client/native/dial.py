@@ -18,6 +18,7 @@ from crosswire.errors import (
     HandshakeFailed,
     RequestFailed,
     RequestTimeout,
+    TlsFailed,
     WrongProtocol,
 )
 from crosswire.session import Session, SessionOwner, use_keep_alive
@@ -81,7 +82,7 @@ async def dial(
     except ssl.SSLError as error:
         if error.reason in _NO_TLS:
             raise WrongProtocol(f"{host}:{port} does not speak TLS: is the port right?") from error
-        raise HandshakeFailed(f"no TLS with {host}:{port}: {error}") from error
+        raise TlsFailed(f"no TLS with {host}:{port}: {error}") from error
     except (OSError, TimeoutError) as error:
         reason = str(error) or "no answer in time"
         raise ConnectFailed(f"can't connect to {host}:{port}: {reason}") from error
@@ -117,12 +118,19 @@ def handshake_failed(session: Session, why: str) -> HandshakeFailed:
     connection = session.connection
     expected, answered = title_of(connection), recognize(session.first_bytes)
     address = _address_of(session)
+    if isinstance(session.lost, ssl.SSLError):
+        # With TLS 1.3 a server refuses our certificate after we think that all is well.
+        alert = (session.lost.reason or str(session.lost)).lower().replace("_", " ")
+        return TlsFailed(f"the peer refuses TLS: {alert}")
     if answered is not None and answered != expected:
         return WrongProtocol(
             f"{address} speaks {answered}, not {expected}: is the port right?", found=answered
         )
     if not session.first_bytes:
         why = f"{why}; nothing was received: is it a port for {expected}?"
+        if session.opened and session.transport.get_extra_info("sslcontext") is not None:
+            # Not all servers send an alert: asyncio's, which the hub uses, hang up.
+            why += " Does it require a client certificate?"
     return HandshakeFailed(f"no handshake with {address}: {why}")
 
 

@@ -212,12 +212,15 @@ def _one(side: str, columns: tuple[str, ...]) -> Column:
 def wire_passages(messages: DataFrame) -> DataFrame:
     """Messages on the wire that have to be in the ledger.
 
-    Requests to EMP's own services (`service/$…`) are for the hub itself and not recorded. Nor are
-    providers' answers with an error: the call then ends with the step `failed`.
+    Requests to EMP's own services (`service/$…`) are for the hub itself and not recorded, like
+    MicroMsg2's `reply/0`, by which clients learn that the hub has read all that they sent: calls
+    are numbered from 1. Nor are providers' answers with an error: the call then ends with the step
+    `failed`.
     """
     is_response = F.col("kind") == RESPONSE
     backward = F.col("direction") == BACKWARD
     own = (F.col("protocol") == "emp") & F.col("destination").startswith("service/$")
+    own |= (F.col("protocol") == "micromsg2") & (F.col("destination") == "reply/0")
     failed = is_response & ~backward & (F.coalesce("status", F.lit("success")) != "success")
     return messages.where(~F.coalesce(own, F.lit(False)) & ~failed).select(
         "node",
