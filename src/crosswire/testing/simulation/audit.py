@@ -7,22 +7,23 @@ from collections import Counter
 
 from crosswire.hub.ledger import Step, parse_block
 from crosswire.plurals import plural
+from crosswire.server.server import Server
 from crosswire.testing.simulation.clients import decode_message
-from crosswire.testing.simulation.hub import HubMachine
+from crosswire.testing.simulation.hub import HubGroup
 from crosswire.testing.simulation.observations import DeliveryKey, Observations
 from crosswire.testing.simulation.world import World
 
 __all__ = ["Audit"]
 
 _ALL_ROWS = 1 << 30
-_ENDS = (Step.SETTLED, Step.DEAD, Step.EXPIRED, Step.DROPPED)
+_ENDS = (Step.SETTLED, Step.DEAD, Step.EXPIRED, Step.DROPPED, Step.DAMAGED)
 
 
 class Audit:
     """Looks into a hub that is up, between two turns of it."""
 
     def __init__(
-        self, world: World, hub: HubMachine, seen: Observations, *, max_attempts: int
+        self, world: World, hub: HubGroup, seen: Observations, *, max_attempts: int
     ) -> None:
         self._world = world
         self._hub = hub
@@ -43,7 +44,7 @@ class Audit:
     def check_end(self) -> None:
         """Dead letters had all their attempts, and the ledger has a beginning and an end of each
         message."""
-        if not self._hub.is_ready or not self._hub.is_up:
+        if self._hub.serving is None:
             self._world.violate("the hub is not up, though all faults have ended")
             return
         self._check_leftovers()
@@ -61,10 +62,10 @@ class Audit:
 
     def _waiting(self) -> dict[str, int]:
         """Lengths of queues that are not empty; dead letters wait for an operator."""
-        if not self._hub.is_up or not self._hub.is_ready:
+        server = self._hub.serving
+        if server is None:
             return {"the hub is not up": 0}
-        assert self._hub.server is not None
-        queues = self._hub.server.hub.queues()
+        queues = server.hub.queues()
         return {
             each.destination: each.length for each in queues if each.length and not each.is_dead
         }
@@ -72,10 +73,10 @@ class Audit:
     def _dead(self) -> set[DeliveryKey]:
         """Messages that the hub keeps as dead letters."""
         found: set[DeliveryKey] = set()
-        if self._hub.is_up and self._hub.is_ready:
-            assert self._hub.server is not None
+        server = self._hub.serving
+        if server is not None:
             for group in self._queues():
-                letters = self._hub.server.hub.dead_letters.list(f"{group}/dead", count=100_000)
+                letters = server.hub.dead_letters.list(f"{group}/dead", count=100_000)
                 found |= {
                     DeliveryKey(group, decode_message(each.envelope.payload)) for each in letters
                 }
@@ -84,20 +85,24 @@ class Audit:
     def _queues(self) -> list[str]:
         return [group for group in self._seen.subscriptions if group.startswith("queue/")]
 
+    def _server(self) -> Server:
+        server = self._hub.serving
+        assert server is not None
+        return server
+
     def _check_leftovers(self) -> None:
         """A hub heals what connections leave over and survives what callbacks raise: neither may
         ever be needed."""
-        assert self._hub.server is not None
-        healed, failed = self._hub.server.leftovers.healed, self._hub.server.hub.callbacks.failed
+        server = self._server()
+        healed, failed = server.leftovers.healed, server.hub.callbacks.failed
         if healed:
             self._world.violate(f"the hub had left over: {dict(healed)}")
         if failed:
             self._world.violate(f"callbacks of the hub raised: {dict(failed)}")
 
     def _check_attempts(self) -> None:
-        assert self._hub.server is not None
         for group in self._queues():
-            for letter in self._hub.server.hub.dead_letters.list(f"{group}/dead", count=100_000):
+            for letter in self._server().hub.dead_letters.list(f"{group}/dead", count=100_000):
                 if len(letter.attempts) != self._max_attempts:
                     key = decode_message(letter.envelope.payload)
                     self._world.violate(f"{key} is dead after {len(letter.attempts)} attempts")
@@ -105,11 +110,10 @@ class Audit:
     def _check_ledger(self) -> None:
         """Rows are numbered once, and of each message that a queue accepted one row is
         its end, as all queues are empty."""
-        assert self._hub.server is not None
         accepted: Counter[int] = Counter()
         ended: Counter[int] = Counter()
         next_row = None
-        for first, rows, block in self._hub.server.hub.store.blocks(-1, _ALL_ROWS):
+        for first, rows, block in self._server().hub.store.blocks(-1, _ALL_ROWS):
             # After a crash numbers are skipped that may have been given out.
             is_hole = next_row is not None and first > next_row and not self._seen.has_crashed
             if is_hole or (next_row is not None and first < next_row):
