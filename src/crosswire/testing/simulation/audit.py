@@ -30,6 +30,8 @@ class Audit:
         self._seen = seen
         self._max_attempts = max_attempts
         self._dead_then: set[DeliveryKey] = set()
+        self.expected: dict[str, int] = {}
+        """How many messages these destinations have accepted, no more and no less."""
 
     def is_all_delivered(self) -> bool:
         """Whether all that was acknowledged is settled or a dead letter, and queues are empty."""
@@ -51,6 +53,10 @@ class Audit:
         self._check_attempts()
         self._check_ledger()
         self._dead_then = self._dead()
+
+    def is_as_before(self) -> bool:
+        """Whether a restart has changed nothing."""
+        return not self._waiting() and self._dead_then <= self._dead()
 
     def check_restarted(self) -> None:
         """Nothing came back, and no dead letter is gone."""
@@ -111,6 +117,7 @@ class Audit:
         """Rows are numbered once, and of each message that a queue accepted one row is
         its end, as all queues are empty."""
         accepted: Counter[int] = Counter()
+        by_destination: Counter[str] = Counter()
         ended: Counter[int] = Counter()
         next_row = None
         for first, rows, block in self._server().hub.store.blocks(-1, _ALL_ROWS):
@@ -124,8 +131,15 @@ class Audit:
                 if run.destination.startswith("queue/") and not run.destination.endswith("/dead"):
                     if run.step is Step.ACCEPTED:
                         accepted.update(run.ids)
+                        by_destination[run.destination] += len(run.ids)
                     elif run.step in _ENDS:
                         ended.update(run.ids)
+        for destination, count in self.expected.items():
+            if by_destination[destination] != count:
+                self._world.violate(
+                    f"{destination} has accepted {by_destination[destination]} messages, and"
+                    f" {count} were sent"
+                )
         for identifier, key in self._seen.ids.items():
             if key.destination.startswith("queue/") and not accepted[identifier]:
                 self._world.violate(f"the ledger has not accepted {key}")

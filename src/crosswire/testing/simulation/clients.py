@@ -32,6 +32,7 @@ __all__ = [
     "SimulatedConsumer",
     "SimulatedProducer",
     "SimulatedProvider",
+    "SimulatedTicker",
 ]
 
 PROTOCOLS: Final = ("emp", "emqp", "relink", "epoxy", "micromsg2")
@@ -174,6 +175,24 @@ class SimulatedConsumer(Program):
                 await message.settle()
         except DeliveryLost as error:
             self.seen.failed(self.name, error)
+
+
+class SimulatedTicker(Program):
+    """Consumes what a schedule sends; the ledger shows how many there were."""
+
+    async def run(self, destination: str) -> None:
+        """Consume until the world ends."""
+        client = await self.open()
+        while True:
+            try:
+                async with client.subscribe(destination, window=8) as subscription:
+                    async for message in subscription:
+                        if message.payload != b"tick":
+                            self.world.violate(f"{self.name} got {message.payload!r}")
+                        await message.settle()
+            except CrosswireError as error:
+                self.seen.failed(self.name, error)
+                await asyncio.sleep(_AGAIN_S)
 
 
 class SimulatedProvider(Program):

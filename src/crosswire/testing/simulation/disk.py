@@ -14,6 +14,7 @@ from typing import Final
 
 from crosswire.commitlog.local import Syncer
 from crosswire.errors import StoreError, StoreFailed, StoreFull
+from crosswire.store.damage import DamageList
 from crosswire.store.memory import MemoryDisk, Operation
 from crosswire.testing.simulation.durable import DurableMessages, MessageKey, find_messages
 
@@ -78,6 +79,7 @@ class SimulatedDisk(MemoryDisk):
         """Have these rows instead of all others, synced."""
         self.unsynced.clear()
         self.unreadable.clear()
+        self.damages = DamageList()
         self.rows, self._synced = dict(rows), dict(rows)
         self.keys = sorted(rows)
 

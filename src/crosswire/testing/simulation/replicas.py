@@ -24,7 +24,7 @@ from crosswire.commitlog.records import (
 )
 from crosswire.commitlog.replicated import EngineAnswer, EngineLog, FetchedRecords
 from crosswire.config import Config, ReplicationSettings
-from crosswire.errors import ConnectFailed, LogUnavailable, StoreError
+from crosswire.errors import ConnectFailed, LogUnavailable, StoreDamaged, StoreError
 from crosswire.gateways.context import Clock
 from crosswire.server.server import Server
 from crosswire.store.keys import LOCAL
@@ -165,11 +165,15 @@ class _SimulatedCheckpoints:
         machine = self._machine
         host = address.removeprefix("http://")
         source = next(each for each in machine.group.replicas if each.host == host)
+        if source is machine:
+            machine.world.violate(f"{host} fetches a checkpoint from itself")
         if not source.is_up or not machine.world.network.can_pass(machine.host, host):
             raise ConnectFailed(f"{address} can't be reached")
         self._rows = {
             key: value for key, value in source.disk.rows.items() if not LOCAL[0] <= key < LOCAL[1]
         }
+        if source.disk.unreadable & self._rows.keys():
+            raise StoreDamaged("the checkpoint is damaged")
         machine.world.note(f"{machine.host} fetches a checkpoint from {host}")
         packed = self._rows[LOG_POSITION]
         assert packed.startswith(log_id)
@@ -291,20 +295,29 @@ class ReplicatedHub:
         for each in self.replicas:
             self._prefixes[each.host].check(self.world, self.log, each)
 
+    def is_equal(self) -> bool:
+        """Whether all replicas have everything but the last record, which the next one proves."""
+        newest = len(self.log.archive)
+        return all(
+            each.is_up
+            and each.server is not None
+            and each.server.replica is not None
+            and each.server.replica.store.position.number >= newest - 1
+            for each in self.replicas
+        )
+
     def check_end(self) -> None:
         """All replicas have everything, and one of them leads."""
         self.check_prefixes()
-        newest = len(self.log.archive)
-        for each in self.replicas:
-            server = each.server
-            if server is None or not each.is_up or server.replica is None:
-                self.world.violate(f"{each.host} is not up, though all faults have ended")
-            elif server.replica.store.position.number < newest - 1:
-                # The last record is proven by the one after it.
-                self.world.violate(
-                    f"{each.host} has applied record {server.replica.store.position.number}, and"
-                    f" the log ends with {newest}"
-                )
+        if not self.is_equal():
+            positions = [
+                f"{each.host} has record {int.from_bytes(each.disk.rows[LOG_POSITION][16:24])}"
+                for each in self.replicas
+            ]
+            self.world.violate(
+                f"replicas are behind, though all faults have ended: the log has"
+                f" {len(self.log.archive)}, {', '.join(positions)}"
+            )
 
 
 def _term(server: Server) -> int:

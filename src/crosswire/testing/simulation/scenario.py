@@ -6,7 +6,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -18,6 +18,7 @@ from crosswire.testing.simulation.clients import (
     SimulatedConsumer,
     SimulatedProducer,
     SimulatedProvider,
+    SimulatedTicker,
 )
 from crosswire.testing.simulation.faults import (
     LOCAL_KINDS,
@@ -28,6 +29,12 @@ from crosswire.testing.simulation.faults import (
 )
 from crosswire.testing.simulation.hub import HubGroup, LocalHub
 from crosswire.testing.simulation.observations import Observations
+from crosswire.testing.simulation.operators import (
+    STAGED,
+    TICKS,
+    SimulatedScheduler,
+    SimulatedStager,
+)
 from crosswire.testing.simulation.programs import ProgramHost
 from crosswire.testing.simulation.replicas import ReplicatedHub
 from crosswire.testing.simulation.world import SimulatedProcess, World
@@ -45,6 +52,13 @@ after a restart."""
 _MAX_ATTEMPTS: Final = 5
 _LIVELY_S: Final = 180.0
 """When faults have ended, everything is delivered within this time."""
+
+
+class FiniteProgram(Protocol):
+    """A program that ends."""
+
+    name: str
+    is_finished: bool
 
 
 class SeedOutcome(msgspec.Struct, kw_only=True):
@@ -96,8 +110,9 @@ class _Scenario:
         self.seen = Observations(world, self.hub.durable, max_attempts=_MAX_ATTEMPTS)
         self.audit = Audit(world, self.hub, self.seen, max_attempts=_MAX_ATTEMPTS)
         self.hosts: dict[str, ProgramHost] = {}
-        self.finite: list[SimulatedProducer | SimulatedCaller] = []
+        self.finite: list[FiniteProgram] = []
         """Programs that end."""
+        self.operators: list[SimulatedStager | SimulatedScheduler] = []
         world.network.on_end = self._on_end
         self.injector = Injector(world, self.hub, self.seen, self.hosts)
 
@@ -141,6 +156,22 @@ class _Scenario:
             calls = choices.randint(5, 50)
             self._start(SimulatedCaller, "caller", "10.0.4.2", "service/echo", calls, 0.1)
 
+        if choices.random() < 0.3:
+            self._operate(SimulatedStager, "stager", "10.0.5.1", choices.randint(2, 8))
+            self._start(SimulatedConsumer, "taker", "10.0.5.2", STAGED, "", 16, 0.0)
+        if choices.random() < 0.3:
+            interval_s = choices.uniform(0.1, 1.0)
+            self._operate(SimulatedScheduler, "scheduler", "10.0.5.3", interval_s, _FAULTS_S + 16.0)
+            self._start(SimulatedTicker, "ticker", "10.0.5.4", TICKS)
+
+    def _operate(self, kind: type[Any], name: str, host: str, *arguments: Any) -> None:
+        process = self.world.process(name, host)
+        program = kind(process, self.hub, self.seen)
+        self.finite.append(program)
+        self.operators.append(program)
+        self.world.note(f"{name} runs on {host}: {arguments}")
+        process.start(program.run(*arguments))
+
     def _start(self, kind: type[Any], name: str, host: str, *arguments: Any) -> None:
         # eMQP has no named subscriptions.
         named = kind is SimulatedConsumer and bool(arguments[1])
@@ -149,14 +180,14 @@ class _Scenario:
 
         def run(process: SimulatedProcess) -> Coroutine[Any, Any, None]:
             program = kind(process, protocol, self.hub, self.seen)
-            if isinstance(program, SimulatedProducer | SimulatedCaller):
+            if kind in (SimulatedProducer, SimulatedCaller):
                 self.finite.append(program)
             running: Coroutine[Any, Any, None] = program.run(*arguments)
             return running
 
         started = ProgramHost(self.world, name, host, run)
         started.start()
-        if kind in (SimulatedConsumer, SimulatedProvider):
+        if kind in (SimulatedConsumer, SimulatedProvider, SimulatedTicker):
             # Those that have nothing to remember.
             self.hosts[name] = started
 
@@ -184,8 +215,12 @@ class _Scenario:
             self._await_delivery()
         if not world.violations:
             world.run(world.now + _SETTLED_S)
+            for each in self.operators:
+                self.audit.expected.update(each.expected)
             self.audit.check_end()
             if self.replicated is not None:
+                # Standbys follow within a few polls.
+                world.run(world.now + _RESTARTED_S, self.replicated.is_equal)
                 self.replicated.check_end()
         if not world.violations:
             self._cut_power_at_last()
@@ -216,8 +251,10 @@ class _Scenario:
         for machine in self.hub.machines:
             machine.restore_power()
         self.hub.start()
-        world.run(world.now + _RESTARTED_S, lambda: self.hub.serving is not None)
         world.run(world.now + _SETTLED_S)
+        # A replica that finds out now that its disk is damaged leads no more.
+        is_well = _now_and_then(world, self.audit.is_as_before)
+        world.run(world.now + _RESTARTED_S, is_well)
         if not world.violations:
             self.audit.check_restarted()
 

@@ -273,10 +273,15 @@ class World:
 
 
 def _close(coroutine: Any) -> None:
-    """End it where it is. What it does on its way out may wait again, for a loop that is over: then
-    it is ended there, too."""
-    for _ in range(_MOST_WAITS):
-        with suppress(BaseException):
-            coroutine.throw(asyncio.CancelledError())
-        if coroutine.cr_frame is None:
-            return
+    """End it where it is, from the innermost call outwards. What one does on its way out may wait
+    again, for a loop that is over: then it is ended there, too."""
+    calls = []
+    while coroutine is not None and hasattr(coroutine, "cr_await"):
+        calls.append(coroutine)
+        coroutine = coroutine.cr_await
+    for each in reversed(calls):
+        for _ in range(_MOST_WAITS):
+            with suppress(BaseException):
+                each.close()
+            if each.cr_frame is None:
+                break
