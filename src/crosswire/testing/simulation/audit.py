@@ -4,18 +4,22 @@ clients saw."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 
 from crosswire.hub.ledger import Step, parse_block
 from crosswire.plurals import plural
 from crosswire.server.server import Server
 from crosswire.testing.simulation.clients import decode_message
 from crosswire.testing.simulation.hub import HubGroup
+from crosswire.testing.simulation.lake_audit import LakeContent, LedgerEntry, read_lake
 from crosswire.testing.simulation.observations import DeliveryKey, Observations
 from crosswire.testing.simulation.world import World
 
 __all__ = ["Audit"]
 
 _ALL_ROWS = 1 << 30
+_JOBS = "queue/echo"
 _ENDS = (Step.SETTLED, Step.DEAD, Step.EXPIRED, Step.DROPPED, Step.DAMAGED)
 
 
@@ -23,12 +27,19 @@ class Audit:
     """Looks into a hub that is up, between two turns of it."""
 
     def __init__(
-        self, world: World, hub: HubGroup, seen: Observations, *, max_attempts: int
+        self,
+        world: World,
+        hub: HubGroup,
+        seen: Observations,
+        *,
+        max_attempts: int,
+        lake: Path | None = None,
     ) -> None:
         self._world = world
         self._hub = hub
         self._seen = seen
         self._max_attempts = max_attempts
+        self._lake = lake
         self._dead_then: set[DeliveryKey] = set()
         self.expected: dict[str, int] = {}
         """How many messages these destinations have accepted, no more and no less."""
@@ -72,8 +83,11 @@ class Audit:
         if server is None:
             return {"the hub is not up": 0}
         queues = server.hub.queues()
+        # A call by eMQP is a job: where no worker is there it waits for one.
         return {
-            each.destination: each.length for each in queues if each.length and not each.is_dead
+            each.destination: each.length
+            for each in queues
+            if each.length and not each.is_dead and each.destination != _JOBS
         }
 
     def _dead(self) -> set[DeliveryKey]:
@@ -119,21 +133,13 @@ class Audit:
         accepted: Counter[int] = Counter()
         by_destination: Counter[str] = Counter()
         ended: Counter[int] = Counter()
-        next_row = None
-        for first, rows, block in self._server().hub.store.blocks(-1, _ALL_ROWS):
-            # After a crash numbers are skipped that may have been given out.
-            is_hole = next_row is not None and first > next_row and not self._seen.has_crashed
-            if is_hole or (next_row is not None and first < next_row):
-                self._world.violate(f"row {next_row} of the ledger is followed by row {first}")
-                return
-            next_row = first + rows
-            for run in parse_block(first, block):
-                if run.destination.startswith("queue/") and not run.destination.endswith("/dead"):
-                    if run.step is Step.ACCEPTED:
-                        accepted.update(run.ids)
-                        by_destination[run.destination] += len(run.ids)
-                    elif run.step in _ENDS:
-                        ended.update(run.ids)
+        for row in self._ledger():
+            if row.destination.startswith("queue/") and not row.destination.endswith("/dead"):
+                if row.step is Step.ACCEPTED:
+                    accepted[row.id] += 1
+                    by_destination[row.destination] += 1
+                elif row.step in _ENDS:
+                    ended[row.id] += 1
         for destination, count in self.expected.items():
             if by_destination[destination] != count:
                 self._world.violate(
@@ -150,4 +156,47 @@ class Audit:
                     f"the ledger has accepted message {identifier} {accepted[identifier]} times,"
                     f" and ended it {ended[identifier]} times"
                 )
+                return
+
+    def _ledger(self) -> Iterator[LedgerEntry]:
+        """All rows: those of the lake, then what only the store has."""
+        server, next_row = self._server(), 0
+        if self._lake is not None:
+            content = read_lake(self._lake)
+            self._check_lake(content)
+            yield from content.ledger
+            next_row = server.sealed()[1] + 1
+        for first, rows, block in server.hub.store.blocks(next_row - 1, _ALL_ROWS):
+            # After a crash numbers are skipped that may have been given out.
+            is_hole = next_row > 0 and first > next_row and not self._seen.has_crashed
+            if is_hole or (first < next_row and self._lake is None):
+                self._world.violate(f"row {next_row} of the ledger is followed by row {first}")
+                return
+            for run in parse_block(first, block):
+                for seq, identifier in enumerate(run.ids, run.first_row):
+                    if seq >= next_row:
+                        yield LedgerEntry(seq, identifier, run.step, run.destination)
+            next_row = first + rows
+
+    def _check_lake(self, content: LakeContent) -> None:
+        """Each row is there once, or a gap names it; and each message that was acknowledged."""
+        rows = Counter(row.seq for row in content.ledger)
+        twice = [seq for seq, count in rows.items() if count > 1]
+        if twice:
+            self._world.violate(f"the lake has row {twice[0]} of the ledger more than once")
+        ids = [identifier for identifier, count in content.ids.items() if count > 1]
+        if ids:
+            self._world.violate(f"the lake has message {ids[0]} more than once")
+        if content.missing_ids:
+            # Nothing was so slow here that it had to be given up.
+            self._world.violate(f"the lake has gaps of messages: {content.missing_ids[:3]}")
+        last = max(rows, default=0)
+        missing = set(range(1, last + 1)) - rows.keys() - content.missing_rows
+        if missing:
+            self._world.violate(f"the lake has neither row {min(missing)} of the ledger nor a gap")
+        for key, life in self._seen.lives.items():
+            count = content.messages[key]
+            is_due = life.acknowledged_at is not None and key not in self._seen.lost
+            if count > 1 or (is_due and not count):
+                self._world.violate(f"the lake has {key} {count} times")
                 return

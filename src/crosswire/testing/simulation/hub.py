@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final, Protocol
 
 from crosswire.commitlog.contract import CommitLog
@@ -50,6 +51,8 @@ class HubMachine:
         self.has_power = True
         self.queues: dict[str, QueuePolicy] = {}
         """Policies of queues, by name."""
+        self.folder: Path | None = None
+        """Where its lake is, on a real file system; without it, there is none."""
         self.ports = {
             name: _FIRST_PORT + index
             for index, name in enumerate(each for each in PLAIN_LISTENERS if each != "http")
@@ -73,13 +76,15 @@ class HubMachine:
         """The same, with this log."""
         listen = {name: f"{self.host}:{port}" for name, port in self.ports.items()}
         return Config(
-            data="/simulated",
+            data="/simulated" if self.folder is None else str(self.folder),
             listen={**listen, "http": "off"},
             insecure=True,
             drain_s=1.0,
             queues=self.queues,
             store=StoreLimits(patience_s=0, spare_bytes=1),
-            lake=LakeSettings(messages=False, ledger=False),
+            lake=LakeSettings(messages=False, ledger=False)
+            if self.folder is None
+            else LakeSettings(seal_s=1.0),
             replication=replication,
         )
 

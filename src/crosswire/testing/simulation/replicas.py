@@ -311,7 +311,8 @@ class ReplicatedHub:
         self.check_prefixes()
         if not self.is_equal():
             positions = [
-                f"{each.host} has record {int.from_bytes(each.disk.rows[LOG_POSITION][16:24])}"
+                f"{each.host} has record"
+                f" {int.from_bytes(each.disk.rows.get(LOG_POSITION, b'')[16:24])}"
                 for each in self.replicas
             ]
             self.world.violate(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import shutil
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from random import Random
+from tempfile import mkdtemp
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -43,6 +46,8 @@ __all__ = ["SeedOutcome", "run_seed"]
 
 _HOSTS: Final = ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
 _REPLICATED_EVERY: Final = 3
+_LAKES: Final = 0.2
+"""How many of the seeds have a lake."""
 _WATCH_S: Final = 0.25
 _RESTARTED_S: Final = 30.0
 _FAULTS_S: Final = 30.0
@@ -85,7 +90,7 @@ def run_seed(seed: int, plan: FaultPlan | None = None) -> SeedOutcome:
     try:
         return scenario.run()
     finally:
-        scenario.world.close()
+        scenario.close()
         if was_collecting:
             gc.enable()
 
@@ -108,13 +113,27 @@ class _Scenario:
         drawn = draw_plan(self.choices, _FAULTS_S, 12, kinds)
         self.plan = drawn if plan is None else plan
         self.seen = Observations(world, self.hub.durable, max_attempts=_MAX_ATTEMPTS)
-        self.audit = Audit(world, self.hub, self.seen, max_attempts=_MAX_ATTEMPTS)
+        self.folder: Path | None = None
+        if self.choices.random() < _LAKES:
+            self.folder = Path(mkdtemp(prefix="crosswire-simulation-"))
+            # The room for a lake depends on that of a store.
+            (self.folder / "store").mkdir()
+            for machine in self.hub.machines:
+                machine.folder = self.folder
+        lake = None if self.folder is None else self.folder / "lake"
+        self.audit = Audit(world, self.hub, self.seen, max_attempts=_MAX_ATTEMPTS, lake=lake)
         self.hosts: dict[str, ProgramHost] = {}
         self.finite: list[FiniteProgram] = []
         """Programs that end."""
         self.operators: list[SimulatedStager | SimulatedScheduler] = []
         world.network.on_end = self._on_end
         self.injector = Injector(world, self.hub, self.seen, self.hosts)
+
+    def close(self) -> None:
+        """End everything."""
+        self.world.close()
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _on_end(self, one: str, other: str) -> None:
         for name in (one, other):

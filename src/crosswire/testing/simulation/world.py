@@ -12,6 +12,7 @@ import asyncio
 import os
 import random as standard_random
 import time
+import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from heapq import heappop, heappush
@@ -279,9 +280,12 @@ def _close(coroutine: Any) -> None:
     while coroutine is not None and hasattr(coroutine, "cr_await"):
         calls.append(coroutine)
         coroutine = coroutine.cr_await
-    for each in reversed(calls):
-        for _ in range(_MOST_WAITS):
-            with suppress(BaseException):
-                each.close()
-            if each.cr_frame is None:
-                break
+    with warnings.catch_warnings():
+        # It may begin something that never runs.
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+        for each in reversed(calls):
+            for _ in range(_MOST_WAITS):
+                with suppress(BaseException):
+                    each.close()
+                if each.cr_frame is None:
+                    break
