@@ -41,7 +41,7 @@ class MemoryDisk:
 
     @property
     def keys(self) -> list[bytes]:
-        """All keys in order. Sorted when they are needed: most writes are not followed by a scan."""
+        """All keys in order, sorted when they are needed: few writes are followed by a scan."""
         if self._keys is None:
             self._keys = sorted(self.rows)
         return self._keys

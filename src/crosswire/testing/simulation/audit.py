@@ -20,7 +20,7 @@ __all__ = ["Audit"]
 
 _ALL_ROWS = 1 << 30
 _JOBS = "queue/echo"
-_ENDS = (Step.SETTLED, Step.DEAD, Step.EXPIRED, Step.DROPPED, Step.DAMAGED)
+_ENDS = (Step.SETTLED, Step.DEAD, Step.EXPIRED, Step.DROPPED)
 
 
 class Audit:
@@ -133,13 +133,16 @@ class Audit:
         accepted: Counter[int] = Counter()
         by_destination: Counter[str] = Counter()
         ended: Counter[int] = Counter()
+        damaged: set[int] = set()
         for row in self._ledger():
-            if row.destination.startswith("queue/") and not row.destination.endswith("/dead"):
+            if _is_audited(row.destination):
                 if row.step is Step.ACCEPTED:
                     accepted[row.id] += 1
                     by_destination[row.destination] += 1
                 elif row.step in _ENDS:
                     ended[row.id] += 1
+                elif row.step is Step.DAMAGED:
+                    damaged.add(row.id)
         for destination, count in self.expected.items():
             if by_destination[destination] != count:
                 self._world.violate(
@@ -151,7 +154,9 @@ class Audit:
                 self._world.violate(f"the ledger has not accepted {key}")
                 return
         for identifier in accepted:
-            if ended[identifier] != 1 or accepted[identifier] != 1:
+            # The record of a message that is settled may be damaged, too.
+            ends = ended[identifier] or identifier in damaged
+            if ends != 1 or accepted[identifier] != 1:
                 self._world.violate(
                     f"the ledger has accepted message {identifier} {accepted[identifier]} times,"
                     f" and ended it {ended[identifier]} times"
@@ -200,3 +205,12 @@ class Audit:
             if count > 1 or (is_due and not count):
                 self._world.violate(f"the lake has {key} {count} times")
                 return
+
+
+def _is_audited(destination: str) -> bool:
+    """Whether all of its messages have an end."""
+    return (
+        destination.startswith("queue/")
+        and not destination.endswith("/dead")
+        and destination != _JOBS
+    )

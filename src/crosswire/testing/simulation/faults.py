@@ -161,7 +161,8 @@ class Injector:
     def damage(self, fault: Fault) -> None:
         """The machine loses power; when it is on again, some of what was on its disk is not, or
         can't be read."""
-        machine = self._machine(fault)
+        # Of replicas always the same one: where all are damaged, nobody can lead.
+        machine = self._hub.machines[-1]
         if machine.has_power:
             self._crashed()
             machine.cut_power()

@@ -32,6 +32,7 @@ EXPECTED_ERRORS: Final = frozenset(
         "ConnectionLost",
         "DeliveryLost",
         "DestinationFull",
+        "HandshakeFailed",
         "LinkLost",
         "NoProvider",
         "ProviderLost",

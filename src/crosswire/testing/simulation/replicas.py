@@ -190,6 +190,8 @@ class ReplicaMachine(HubMachine):
     def __init__(self, world: World, host: str, group: ReplicatedHub) -> None:
         super().__init__(world, host)
         self.group = group
+        self._joined = b""
+        """The id of its log, which a data directory has in a file of its own."""
 
     @property
     def serving(self) -> Server | None:
@@ -231,11 +233,12 @@ class ReplicaMachine(HubMachine):
         return EngineLog(_SimulatedEngine(self.group.log, self.world, self.host))
 
     def _open_replica(self, config: Config, log_id: bytes) -> MemoryReplica | None:
-        if not self.disk.rows and not log_id:
+        self._joined = self._joined or log_id
+        if not self._joined:
             return None
         store = MemoryReplica(self.disk, config.store)
         if not store.log_id:
-            store.join(log_id)
+            store.join(self._joined)
         return store
 
     async def _serve(self, process: SimulatedProcess, server: Server) -> None:
