@@ -75,7 +75,7 @@ class _Operator:
                 if not answer.done():
                     answer.set_result(result)
 
-        process.loop.call_soon(process.start, work())
+        process.loop.call_soon(lambda: process.start(work()))
         try:
             async with asyncio.timeout(_ANSWER_S):
                 return await answer
