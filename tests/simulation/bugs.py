@@ -17,7 +17,9 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple
 from unittest import mock
 
+from crosswire.commitlog.leader import LeaderLog
 from crosswire.commitlog.local import LocalLog
+from crosswire.commitlog.replicated import EngineLog, _EngineReader
 from crosswire.gateways.emp.gateway import EmpGateway
 from crosswire.gateways.emqp.clients import PublisherGateway
 from crosswire.gateways.emqp.workers import WorkerGateway
@@ -34,12 +36,19 @@ from crosswire.hub.backlog.memory import BacklogMemory
 from crosswire.hub.backlog.retries import Retries
 from crosswire.hub.commits import CommitPath
 from crosswire.hub.cursor import Cursor
+from crosswire.hub.ingest.staging import Staging
 from crosswire.hub.intake import Intake
 from crosswire.hub.ledger import Ledger
+from crosswire.hub.schedules import Schedules
 from crosswire.hub.services import Services
 from crosswire.hub.subscriptions import Subscriptions
+from crosswire.server.lake_feed import LakeFeed
+from crosswire.server.replica import Replica
+from crosswire.server.server import Server
+from crosswire.server.succession import Succession, TrimRule
 from crosswire.store import contract
 from crosswire.store.contract import Store
+from crosswire.store.replica import ReplicaStore
 
 __all__ = ["BUGS", "PlantedBug", "plant"]
 
@@ -625,5 +634,192 @@ _GATEWAYS: Final = [
     ),
 ]
 
-BUGS: Final = [*_COMMIT, *_STORE, *_HUB, *_GATEWAYS]
-"""All of them, by part: commit path, store, hub, gateways."""
+_REPLICAS: Final = [
+    PlantedBug(
+        "replicas: take a lost answer for success",
+        "It was offered, so it is there.",
+        EngineLog,
+        "_offer_until_known",
+        "if answer.outcome is WriteOutcome.CONFIRMED:",
+        "if answer.outcome is not WriteOutcome.REFUSED:",
+    ),
+    PlantedBug(
+        "replicas: believe what can be read",
+        "The head is our record: it is durable.",
+        EngineLog,
+        "_offer_until_known",
+        "answer = await engine.confirm(record)",
+        "answer = EngineAnswer(WriteOutcome.CONFIRMED)",
+    ),
+    PlantedBug(
+        "replicas: apply what nothing proves",
+        "What is in the log is durable.",
+        _EngineReader,
+        "_page",
+        "count = index\n",
+        "count = index + 1\n",
+    ),
+    PlantedBug(
+        "replicas: lead without what came before",
+        "The takeover is durable: lead.",
+        Replica,
+        "_take_over",
+        "while self.store.position.number < record.number:",
+        "while False:",
+    ),
+    PlantedBug(
+        "replicas: answer before the append",
+        "The log will have it.",
+        LeaderLog,
+        "_append_next",
+        "        await self._append_group(group)\n        for callback in append.finish():\n"
+        "            callback(append)",
+        "        for callback in append.finish():\n            callback(append)\n"
+        "        await self._append_group(group)",
+    ),
+    PlantedBug(
+        "replicas: apply before the append",
+        "Both happen anyway.",
+        LeaderLog,
+        "_append_group",
+        "        await self._append(record)\n    self._target.apply_group(group, body,"
+        " self._chain.position)",
+        "        self._target.apply_group(group, body, self._chain.position)\n"
+        "        await self._append(record)",
+    ),
+    PlantedBug(
+        "replicas: pass over groups of another term",
+        "A new leader starts anew.",
+        Replica,
+        "_apply",
+        "if body is not None:",
+        "if body is not None and record.term >= self.succession.term:",
+    ),
+    PlantedBug(
+        "replicas: use ids of the last term again",
+        "The store knows the next id.",
+        ReplicaStore,
+        "_recover",
+        'self._next_id = int.from_bytes(own[b"!ids"] or b"\\x01")',
+        "self._next_id = 1",
+    ),
+    PlantedBug(
+        "replicas: go on after a conflict",
+        "Somebody else wrote: try the next number.",
+        Replica,
+        "_watch",
+        "if self.succession.is_overdue(silent_s):",
+        "if False:",
+    ),
+    PlantedBug(
+        "replicas: never take over",
+        "The leader will come back.",
+        Succession,
+        "should_try",
+        "return self._named == self._name or self._silent_s >= self._patience_s",
+        "return self._named == self._name",
+    ),
+    PlantedBug(
+        "replicas: times of a new leader run back",
+        "Every machine has a clock.",
+        Replica,
+        "_time_us",
+        "    self._clock.not_before(self.succession.time_us / MICROSECONDS)\n",
+        "",
+    ),
+    PlantedBug(
+        "replicas: write damage to the log",
+        "Damage is reported, and the hub goes on.",
+        LeaderLog,
+        "_append_group",
+        "    self._target.check_intact()\n",
+        "",
+    ),
+    PlantedBug(
+        "replicas: trim what one replica has",
+        "Somebody has it.",
+        TrimRule,
+        "upto",
+        "by_all = synced[-1]",
+        "by_all = synced[0]",
+    ),
+    PlantedBug(
+        "replicas: forget the position",
+        "The next group has it.",
+        ReplicaStore,
+        "apply",
+        "    self._put_position(batch, position)\n",
+        "",
+    ),
+    PlantedBug(
+        "replicas: hand over before the last group",
+        "Flush when there is time.",
+        Server,
+        "_close_term",
+        "    await hub.commits.flush()\n",
+        "",
+    ),
+]
+
+_MORE: Final = [
+    PlantedBug(
+        "schedules: forget that it has fired",
+        "The next due time is in memory.",
+        Schedules,
+        "_go_on",
+        "if kept != schedule:",
+        "if kept.paused:",
+    ),
+    PlantedBug(
+        "schedules: count a fire that was refused",
+        "It was tried.",
+        Schedules,
+        "_advance",
+        "            self._send(envelope.replace(native=native), now)\n            fired += 1",
+        "            fired += 1\n            self._send(envelope.replace(native=native), now)",
+    ),
+    PlantedBug(
+        "staging: take all attempts of a batch",
+        "A commit is for the batch.",
+        Staging,
+        "_find",
+        "return list(attempts.values())",
+        "return list(found.attempts.values())",
+    ),
+    PlantedBug(
+        "staging: commit what is not on the disk yet",
+        "It is staged.",
+        Staging,
+        "commit",
+        "if self.is_committed(owner, batch, run):",
+        "if batch < 0:",
+    ),
+    PlantedBug(
+        "staging: keep no record of a batch",
+        "It is done: nobody asks again.",
+        Staging,
+        "_decide",
+        "    self._store.save(_PRODUCERS, _encode(owner), _encode(record))\n",
+        "",
+    ),
+    PlantedBug(
+        "lake: publish before the seal",
+        "The files are complete.",
+        LakeFeed,
+        "_seal_some",
+        "        await self._hub.seals.save(seal)\n",
+        "        await self._in_thread(self._writer.publish, parts)\n"
+        "        await self._hub.seals.save(seal)\n        parts = []\n",
+    ),
+    PlantedBug(
+        "lake: do not redo a seal at a start",
+        "What is sealed is published.",
+        LakeFeed,
+        "_publish",
+        "self._parts = await self._redo()",
+        "self._parts = []",
+    ),
+]
+
+BUGS: Final = [*_COMMIT, *_STORE, *_HUB, *_GATEWAYS, *_REPLICAS, *_MORE]
+"""All of them, by part: commit path, store, hub, gateways, replicas, and what stands on a hub."""

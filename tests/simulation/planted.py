@@ -3,8 +3,9 @@
     python -m tests.simulation.planted --seeds 200
     python -m tests.simulation.planted --only Relink
 
-Prints which violation showed each bug, after how many seeds and seconds. Exit code 1 if one was not
-caught: an invariant or a fault is missing.
+Each bug is a part of the campaign `planted`: its line in the results names the violation that
+showed it and after how many seeds. Bugs that have a line are not tried again, unless with more
+seeds. Exit code 1 if one was not caught: an invariant or a fault is missing.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import logging
 import multiprocessing
 import sys
 import time
+from datetime import UTC, datetime
 from functools import partial
 
+from crosswire import __version__
 from crosswire.testing.simulation.scenario import run_seed
+from tests.campaigns.results import CampaignPart, append, read
 from tests.simulation.bugs import BUGS, PlantedBug, plant
 
 
@@ -30,20 +34,25 @@ def caught_by(bug: PlantedBug, seeds: range) -> tuple[int, str] | None:
     return None
 
 
-def _try_bug(bug: PlantedBug, seeds: int) -> tuple[str, bool]:
-    """A row of the table, and whether the bug was caught."""
+def try_bug(name: str, seeds: int) -> CampaignPart:
+    """What came of one bug. `wrong` is 1 if it was not caught."""
     logging.disable(logging.CRITICAL)  # what the faults do to programs and hubs
+    bug = next(each for each in BUGS if each.name == name)
     began = time.perf_counter()
-    found = caught_by(bug, range(1, seeds + 1))
-    seconds = time.perf_counter() - began
-    seed, violation = found or (seeds, "not caught")
-    row = f"| {bug.name} | {_shortened(violation)} | {seed} | {seconds:.1f} |"
-    return row, found is not None
-
-
-def _try_named(name: str, seeds: int) -> tuple[str, bool]:
-    """Modules and functions can't be sent to another process: the name of a bug can."""
-    return _try_bug(next(bug for bug in BUGS if bug.name == name), seeds)
+    first = 3 if name.startswith("replicas:") else 1
+    step = 3 if name.startswith("replicas:") else 1
+    found = caught_by(bug, range(first, first + seeds * step, step))
+    seed, violation = found or (0, "not caught")
+    return CampaignPart(
+        campaign="planted",
+        date=f"{datetime.now(UTC):%Y-%m-%d}",
+        version=__version__,
+        seed=seed,
+        rounds=seeds,
+        seconds=round(time.perf_counter() - began, 1),
+        wrong=found is None,
+        details={"bug": name, "violation": _shortened(violation)},
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,16 +61,31 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=200, help="at most, for each bug")
     parser.add_argument("--only", default="", help="bugs whose names have this text")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, help="begin no bug after this time")
     options = parser.parse_args(arguments)
-    bugs = [each.name for each in BUGS if options.only in each.name]
-    caught = 0
-    print("| bug | caught by | seeds | seconds |\n|---|---|---:|---:|")
+    known = {part.details["bug"]: part for part in read() if part.campaign == "planted"}
+    names = [
+        each.name
+        for each in BUGS
+        if options.only in each.name
+        and not (
+            each.name in known
+            and (not known[each.name].wrong or known[each.name].rounds >= options.seeds)
+        )
+    ]
+    missed = 0
+    began = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=8) as pool:
-        for row, is_caught in pool.imap_unordered(partial(_try_named, seeds=options.seeds), bugs):
-            caught += is_caught
-            print(row, flush=True)
-    print(f"\n{caught} of {len(bugs)} caught")
-    return 0 if caught == len(bugs) else 1
+        for part in pool.imap_unordered(partial(try_bug, seeds=options.seeds), names):
+            append(part)
+            missed += part.wrong
+            print(
+                f"{part.details['bug']}: seed {part.seed}, {part.details['violation']}", flush=True
+            )
+            if options.seconds is not None and time.monotonic() - began > options.seconds:
+                break
+    print(f"{missed} not caught")
+    return 1 if missed else 0
 
 
 def _shortened(violation: str) -> str:

@@ -81,6 +81,15 @@ def test_a_replica_continues_where_it_was(reopen: Opener) -> None:
     assert (reopen().position, reopen().node) == (position(2), "node of the log")
 
 
+def test_a_replica_that_ends_before_its_first_record_starts_again(reopen: Opener) -> None:
+    store = reopen()
+    store.save_local("instance", b"i")
+    store.sync()
+    again = reopen()
+    assert (again.log_id, again.position.number, again.node) == (LOG, 0, "")
+    assert again.get_local("instance") == b"i"
+
+
 def test_records_without_changes_count_when_the_position_is_written(reopen: Opener) -> None:
     store = reopen()
     store.apply(own_keys(), position(2))
@@ -221,6 +230,15 @@ def test_a_data_directory_remembers_its_log(tmp_path: Path) -> None:
     assert (store.node, store.position, store.fault) == (node, position(5), "")
     assert store.destinations() == {"queue/a": 1}
     store.close()
+
+
+def test_a_new_replica_finds_its_log_by_itself(tmp_path: Path) -> None:
+    store = RocksReplica(tmp_path / "data", LIMITS, log_id=LOG, name="a")
+    store.save_local("instance", b"i")
+    store.close()
+    again = RocksReplica(tmp_path / "data", LIMITS)
+    assert again.log_id == LOG
+    again.close()
 
 
 def test_a_replica_that_leaves_is_a_store_of_its_own(tmp_path: Path) -> None:

@@ -376,7 +376,8 @@ class Replica:
             found = [
                 each.address
                 for each in are_here(self.replicas)
-                if each.role == Role.LEADER and each.address
+                # What this replica reported before it was started again may still be there.
+                if each.role == Role.LEADER and each.address and each.name != self.name
             ]
             if not found:
                 return LogUnavailable("no leader reports an address ([replication] advertise)")

@@ -30,7 +30,7 @@ class MemoryDisk:
     def __init__(self) -> None:
         self.room_bytes = 1 << 40
         self.rows: dict[bytes, bytes] = {}
-        self.keys: list[bytes] = []
+        self._keys: list[bytes] | None = []
         self.unsynced: list[list[Operation]] = []
         self.was_cut = False
         self.unreadable: set[bytes] = set()
@@ -39,13 +39,24 @@ class MemoryDisk:
         self.damages = DamageList()
         self._synced: dict[bytes, bytes] = {}
 
+    @property
+    def keys(self) -> list[bytes]:
+        """All keys in order, sorted when they are needed: few writes are followed by a scan."""
+        if self._keys is None:
+            self._keys = sorted(self.rows)
+        return self._keys
+
+    @keys.setter
+    def keys(self, keys: list[bytes]) -> None:
+        self._keys = keys
+
     def write(self, operations: list[Operation]) -> None:
         """Apply a group, unsynced. Raises StoreFull beyond `room_bytes`."""
         size_bytes = sum(len(key) + len(value) for key, value, _ in operations if value)
         if size_bytes > self.room_bytes:
             raise StoreFull("no room in memory")
         self._apply(self.rows, operations)
-        self.keys = sorted(self.rows)
+        self._keys = None
         self.unsynced.append(operations)
 
     def sync(self) -> None:
@@ -62,7 +73,7 @@ class MemoryDisk:
         """Lose what was not synced."""
         self.unsynced.clear()
         self.rows = dict(self._synced)
-        self.keys = sorted(self.rows)
+        self._keys = None
         self.was_cut = True
 
     @staticmethod

@@ -21,9 +21,10 @@ from crosswire.store.contract import Store
 from crosswire.store.copies import Copies
 from crosswire.store.keys import LOCAL
 
-__all__ = ["LOG_POSITION", "ReplicaStore", "pack_position"]
+__all__ = ["LOG_POSITION", "RUNNING", "ReplicaStore", "pack_position"]
 
 LOG_POSITION: Final = b"!log"
+RUNNING: Final = b"!running"
 _POSITION: Final = Layout(">16sQ32s")
 _FORMAT: Final = b"2"
 _SAVE_BYTES: Final = 32
@@ -60,7 +61,8 @@ class ReplicaStore(Store):
         except RecordUnreadable as error:
             raise StoreDamaged(self._explain(f"its own keys can't be read: {error}")) from error
         if stored is None:
-            if own[b"!format"] is not None or not is_new:
+            # Ended before it had applied anything, a replica has keys of its own at most.
+            if own[b"!format"] is not None or (not is_new and self._has_content()):
                 raise StoreFailed(self._explain("it has no position in a log"))
             return
         if len(stored) != _POSITION.size:
@@ -78,6 +80,13 @@ class ReplicaStore(Store):
         self._recover_rows()
         self._recover_groups(nothing, knows_end=True)
         self._reserved_id = self._next_id
+
+    def _has_content(self) -> bool:
+        """Is there anything that replicas share?"""
+        return any(
+            key != RUNNING and not LOCAL[0] <= key < LOCAL[1]
+            for key, _ in self._scan(b"\x00", b"\xff")
+        )
 
     def _save_mark(self) -> None:
         """The log shows where it ends."""

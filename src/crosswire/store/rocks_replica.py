@@ -22,7 +22,7 @@ from crosswire.store.engine import StoreLimits
 from crosswire.store.keys import LOCAL, prefix_end, state_key
 from crosswire.store.locks import check_unused
 from crosswire.store.recovery import COPIED_SPACES, REMOVALS
-from crosswire.store.replica import LOG_POSITION, ReplicaStore, pack_position
+from crosswire.store.replica import LOG_POSITION, RUNNING, ReplicaStore, pack_position
 from crosswire.store.rocks import (
     COPIES,
     MARK,
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 _ALL: Final = (b"\x00", b"\xff")
-_UNSHARED: Final = frozenset({LOG_POSITION, b"!running"})
+_UNSHARED: Final = frozenset({LOG_POSITION, RUNNING})
 
 
 class ReplicaFile(msgspec.Struct, frozen=True):
@@ -77,8 +77,9 @@ class RocksReplica(ReplicaStore, RocksStore):
     ) -> None:
         self._made = ReplicaFile(log_id.hex(), name) if log_id else None
         super().__init__(path, limits)
-        if not self.log_id and log_id:
-            self.join(log_id)
+        if not self.log_id:
+            made = read_replica_file(self.path)
+            self.join(log_id or bytes.fromhex(made.log if made is not None else ""))
 
     def _check_kind(self) -> None:
         if read_replica_file(self.path) is not None:

@@ -20,8 +20,9 @@ from crosswire.errors import (
     NoProvider,
     ProviderLost,
 )
-from crosswire.testing.simulation.hub import HubMachine
-from crosswire.testing.simulation.observations import MessageKey, Observations
+from crosswire.testing.simulation.durable import MessageKey
+from crosswire.testing.simulation.hub import HubGroup
+from crosswire.testing.simulation.observations import Observations
 from crosswire.testing.simulation.world import SimulatedProcess
 
 __all__ = [
@@ -31,16 +32,19 @@ __all__ = [
     "SimulatedConsumer",
     "SimulatedProducer",
     "SimulatedProvider",
+    "SimulatedTicker",
 ]
 
 PROTOCOLS: Final = ("emp", "emqp", "relink", "epoxy", "micromsg2")
 _REQUEST_S: Final = 10.0
 _AGAIN_S: Final = 0.3
+_LETTERS: Final = "abcdefghijklmnopqrstuvwxyz" * 16
 
 
 def encode_message(key: MessageKey, filler: int) -> bytes:
     """A payload that names its message, and shows if a byte of it is wrong."""
-    text = "".join(chr(97 + (key.number * 7 + index) % 26) for index in range(filler))
+    start = key.number * 7 % 26
+    text = _LETTERS[start : start + filler]
     body = msgspec.json.encode([*key, text])
     return msgspec.json.encode([*key, text, zlib.crc32(body)])
 
@@ -53,19 +57,23 @@ def decode_message(payload: bytes) -> MessageKey:
     return MessageKey(destination, producer, number)
 
 
-def _url(protocol: str, hub: HubMachine) -> str:
+def _url(protocol: str, hub: HubGroup) -> str:
+    listener = "emqp-clients" if protocol == "emqp" else protocol
+    url = f"{protocol}://" + ",".join(
+        f"{each.host}:{each.ports[listener]}" for each in hub.machines
+    )
     if protocol != "emqp":
-        return f"{protocol}://{hub.host}:{hub.ports[protocol]}"
-    ports = {name: hub.ports[f"emqp-{name}"] for name in ("workers", "publishers", "subscribers")}
-    query = "&".join(f"{name}={port}" for name, port in ports.items())
-    return f"emqp://{hub.host}:{hub.ports['emqp-clients']}?{query}"
+        return url
+    ports = hub.machines[0].ports
+    names = ("workers", "publishers", "subscribers")
+    return f"{url}?" + "&".join(f"{name}={ports[f'emqp-{name}']}" for name in names)
 
 
 class Program:
     """A program with one client of one protocol."""
 
     def __init__(
-        self, process: SimulatedProcess, protocol: str, hub: HubMachine, seen: Observations
+        self, process: SimulatedProcess, protocol: str, hub: HubGroup, seen: Observations
     ) -> None:
         self.name = process.name
         self.protocol = protocol
@@ -167,6 +175,24 @@ class SimulatedConsumer(Program):
                 await message.settle()
         except DeliveryLost as error:
             self.seen.failed(self.name, error)
+
+
+class SimulatedTicker(Program):
+    """Consumes what a schedule sends; the ledger shows how many there were."""
+
+    async def run(self, destination: str) -> None:
+        """Consume until the world ends."""
+        client = await self.open()
+        while True:
+            try:
+                async with client.subscribe(destination, window=8) as subscription:
+                    async for message in subscription:
+                        if message.payload != b"tick":
+                            self.world.violate(f"{self.name} got {message.payload!r}")
+                        await message.settle()
+            except CrosswireError as error:
+                self.seen.failed(self.name, error)
+                await asyncio.sleep(_AGAIN_S)
 
 
 class SimulatedProvider(Program):

@@ -10,12 +10,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from random import Random
+from typing import Final
 
 from crosswire.commitlog.local import Syncer
 from crosswire.errors import StoreError, StoreFailed, StoreFull
+from crosswire.store.damage import DamageList
 from crosswire.store.memory import MemoryDisk, Operation
+from crosswire.testing.simulation.durable import DurableMessages, MessageKey, find_messages
 
 __all__ = ["SimulatedDisk", "VirtualSyncer"]
+
+_MESSAGES: Final = b"m"
+"""How the keys of messages begin."""
+_COPIES_LOST: Final = 0.7
+_MARK_LOST: Final = 0.9
 
 
 class SimulatedDisk(MemoryDisk):
@@ -30,6 +38,7 @@ class SimulatedDisk(MemoryDisk):
         self.failing_syncs = 0
         self.sync_s = (0.0005, 0.003)
         """The least and the greatest time of a sync."""
+        self.durable = DurableMessages()
 
     def write(self, operations: list[Operation]) -> None:
         """Apply a group, unsynced. Raises StoreError."""
@@ -46,6 +55,33 @@ class SimulatedDisk(MemoryDisk):
             self.failing_syncs -= 1
             raise StoreFailed("the simulated disk failed to sync")
         super().sync()
+
+    def apply_synced(self, operations: list[Operation]) -> None:
+        """Make this group survive a power cut."""
+        super().apply_synced(operations)
+        for _, value, _ in operations:
+            if value is not None:
+                self.durable.note(value)
+
+    def damage(self, count: int, *, strength: float) -> list[MessageKey]:
+        """Some stored messages can't be read any more, and files beside the store are lost; gives
+        which messages."""
+        stored = [key for key in self.keys if key.startswith(_MESSAGES)]
+        chosen = self._random.sample(stored, min(count, len(stored)))
+        self.unreadable.update(chosen)
+        if strength > _COPIES_LOST:
+            self.copies = None
+        if strength > _MARK_LOST:
+            self.mark = None
+        return [named for key in chosen for named in find_messages(self.rows[key])]
+
+    def replace(self, rows: dict[bytes, bytes]) -> None:
+        """Have these rows instead of all others, synced."""
+        self.unsynced.clear()
+        self.unreadable.clear()
+        self.damages = DamageList()
+        self.rows, self._synced = dict(rows), dict(rows)
+        self.keys = sorted(rows)
 
     def cut_power(self) -> None:
         """Keep what was synced, and by chance some of what was written after it, in order."""

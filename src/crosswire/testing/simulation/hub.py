@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from pathlib import Path
+from typing import Final, Protocol
 
 from crosswire.commitlog.contract import CommitLog
 from crosswire.commitlog.local import LocalLog, Sync
-from crosswire.config import Config, LakeSettings
-from crosswire.errors import StoreError
+from crosswire.config import Config, LakeSettings, ReplicationSettings
+from crosswire.errors import LogError, StoreError
 from crosswire.gateways.context import Clock
 from crosswire.hub.policies import QueuePolicy
 from crosswire.listeners import PLAIN_LISTENERS
@@ -16,21 +17,22 @@ from crosswire.server.watchdog import Watchdog
 from crosswire.store.contract import Store, StoreLimits
 from crosswire.store.memory import MemoryStore
 from crosswire.testing.simulation.disk import SimulatedDisk, VirtualSyncer
+from crosswire.testing.simulation.durable import DurableMessages
 from crosswire.testing.simulation.world import Machine, SimulatedProcess, World
 
-__all__ = ["HubMachine"]
+__all__ = ["HubGroup", "HubMachine", "LocalHub", "QuietWatchdog"]
 
 _FIRST_PORT: Final = 5000
 
 
-class _NoWatchdog(Watchdog):
+class QuietWatchdog(Watchdog):
     """Does not start a thread: a simulated process is never blocked."""
 
     def start(self) -> None:
-        pass
+        """No thread."""
 
     def stop(self) -> None:
-        pass
+        """Nothing to end."""
 
 
 class HubMachine:
@@ -49,6 +51,8 @@ class HubMachine:
         self.has_power = True
         self.queues: dict[str, QueuePolicy] = {}
         """Policies of queues, by name."""
+        self.folder: Path | None = None
+        """Where its lake is, on a real file system; without it, there is none."""
         self.ports = {
             name: _FIRST_PORT + index
             for index, name in enumerate(each for each in PLAIN_LISTENERS if each != "http")
@@ -59,17 +63,29 @@ class HubMachine:
         """Whether a process runs; its listeners may not be open yet."""
         return self.process is not None and self.process.is_running
 
+    @property
+    def serving(self) -> Server | None:
+        """Its server, if listeners are open."""
+        return self.server if self.is_up and self.is_ready else None
+
     def config(self) -> Config:
         """All five protocols, and what the simulation can't have switched off."""
+        return self.config_with(ReplicationSettings())
+
+    def config_with(self, replication: ReplicationSettings) -> Config:
+        """The same, with this log."""
         listen = {name: f"{self.host}:{port}" for name, port in self.ports.items()}
         return Config(
-            data="/simulated",
+            data="/simulated" if self.folder is None else str(self.folder),
             listen={**listen, "http": "off"},
             insecure=True,
             drain_s=1.0,
             queues=self.queues,
             store=StoreLimits(patience_s=0, spare_bytes=1),
-            lake=LakeSettings(messages=False, ledger=False),
+            lake=LakeSettings(messages=False, ledger=False)
+            if self.folder is None
+            else LakeSettings(seal_s=1.0),
+            replication=replication,
         )
 
     def start(self) -> None:
@@ -78,24 +94,32 @@ class HubMachine:
         self.is_stopping = self.is_ready = False
         self.process = process = self.world.process(f"hub-{self.host}.{self.starts}", self.host)
         self.world.note(f"{process.name} starts")
-        server = self.server = Server(
+        process.start(self._run(process))
+
+    def _make_server(self) -> Server:
+        return Server(
             self.config(),
             clock=Clock(self.machine.wall, self.machine.monotonic),
-            watchdog=_NoWatchdog(),
+            watchdog=QuietWatchdog(),
             open_store=self._open_store,
             make_log=self._make_log,
         )
-        process.start(self._run(process, server))
 
-    async def _run(self, process: SimulatedProcess, server: Server) -> None:
-        """A start that fails with a clear error ends the process; a supervisor tries again."""
+    async def _run(self, process: SimulatedProcess) -> None:
+        """A process that fails with a clear error ends; a supervisor starts it again."""
+        server = self.server = self._make_server()
         try:
-            await server.start()
-            self.is_ready = True
-        except StoreError as error:
-            self.world.note(f"{process.name} does not start: {error}")
+            await self._serve(process, server)
+        except (StoreError, LogError) as error:
+            self.world.note(f"{process.name} ends: {error}")
             self.world.at(self.world.now, lambda: self.world.kill(process))
             self.world.at(self.world.now + 1.0, self._start_again)
+
+    async def _serve(self, process: SimulatedProcess, server: Server) -> None:
+        """Start, and whatever has to be awaited then. Raises StoreError, LogError."""
+        await server.start()
+        if self.process is process:
+            self.is_ready = True
 
     def _start_again(self) -> None:
         if not self.is_up and self.has_power:
@@ -121,7 +145,7 @@ class HubMachine:
         try:
             await server.stop()
             self.world.note(f"{process.name} has stopped")
-        except StoreError as error:
+        except (StoreError, LogError) as error:
             self.world.note(f"{process.name} has stopped: {error}")
         # Not in its own turn: the loop must not end under the feet of what it runs.
         self.world.at(self.world.now, lambda: self.world.kill(process))
@@ -144,3 +168,42 @@ class HubMachine:
         self.world.note(f"{self.host} has power again")
         self.has_power = True
         self.world.restore_power(self.host)
+
+
+class HubGroup(Protocol):
+    """The hub that programs use: one machine, or replicas on several."""
+
+    machines: list[HubMachine]
+
+    @property
+    def durable(self) -> DurableMessages:
+        """What would survive a loss of power now."""
+
+    @property
+    def serving(self) -> Server | None:
+        """The server that programs are connected to; None if there is none now."""
+
+    def start(self) -> None:
+        """Start what does not run."""
+
+
+class LocalHub:
+    """A hub alone."""
+
+    def __init__(self, world: World, host: str) -> None:
+        self.machines = [HubMachine(world, host)]
+
+    @property
+    def durable(self) -> DurableMessages:
+        """What the disk has."""
+        return self.machines[0].disk.durable
+
+    @property
+    def serving(self) -> Server | None:
+        """Its server, if listeners are open."""
+        return self.machines[0].serving
+
+    def start(self) -> None:
+        """Start it, if it does not run."""
+        if not self.machines[0].is_up:
+            self.machines[0].start()

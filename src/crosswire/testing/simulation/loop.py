@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from heapq import heappop
 from typing import Any, Final, Protocol, TypeVar
 
 __all__ = ["LoopHost", "VirtualLoop"]
@@ -64,14 +65,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def next_time(self) -> float:
         """When this loop has something to do; infinity if it has nothing to do at all."""
         if self._ready:  # type: ignore[attr-defined]
-            return self._host.now()
+            return 0.0
+        # The world asks after each step of any process: this is what a simulation does most.
         scheduled = self._scheduled  # type: ignore[attr-defined]
-        live = [handle for handle in scheduled[:1] if not handle.cancelled()]
-        if live:
-            when: float = live[0].when()
-            return when
-        # A cancelled timer is first: `run_turn` would drop it. Rare, so the scan may be slow.
-        return min((each.when() for each in scheduled if not each.cancelled()), default=_NEVER)
+        while scheduled and scheduled[0]._cancelled:
+            heappop(scheduled)._scheduled = False
+            self._timer_cancelled_count -= 1  # type: ignore[attr-defined]
+        when: float = scheduled[0]._when if scheduled else _NEVER
+        return when
 
     def run_turn(self) -> None:
         """Run what is ready, and timers that are due."""

@@ -15,8 +15,9 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from crosswire.errors import CrosswireError, HubError
+from crosswire.testing.simulation.durable import DurableMessages, MessageKey
 
-__all__ = ["DeliveryKey", "MessageKey", "Observations"]
+__all__ = ["DeliveryKey", "Observations"]
 
 _SETTLE_S: Final = 2.0
 """A settlement is durable after this time at the latest, if nothing fails meanwhile."""
@@ -31,6 +32,7 @@ EXPECTED_ERRORS: Final = frozenset(
         "ConnectionLost",
         "DeliveryLost",
         "DestinationFull",
+        "HandshakeFailed",
         "LinkLost",
         "NoProvider",
         "ProviderLost",
@@ -38,17 +40,6 @@ EXPECTED_ERRORS: Final = frozenset(
     }
 )
 """Errors that a program has to expect of a hub that crashes, restarts and runs out of disk."""
-
-
-class MessageKey(NamedTuple):
-    """Which message: its destination, its producer, and the producer's count."""
-
-    destination: str
-    producer: str
-    number: int
-
-    def __str__(self) -> str:
-        return f"{self.destination} {self.producer}#{self.number}"
 
 
 class DeliveryKey(NamedTuple):
@@ -90,8 +81,11 @@ class ViolationSink(Protocol):
 class Observations:
     """Reports of clients, and what follows from them."""
 
-    def __init__(self, world: ViolationSink, *, max_attempts: int) -> None:
+    def __init__(
+        self, world: ViolationSink, durable: DurableMessages, *, max_attempts: int
+    ) -> None:
         self._world = world
+        self._durable = durable
         self._max_attempts = max_attempts
         self.lives: dict[MessageKey, _Life] = {}
         self.receptions: dict[DeliveryKey, _Reception] = {}
@@ -101,6 +95,8 @@ class Observations:
         self.errors: dict[str, int] = defaultdict(int)
         self.subscriptions: dict[str, float] = {}
         """Queues and named subscriptions that are consumed, and since when."""
+        self.lost: set[MessageKey] = set()
+        """What was damaged on the only disk that had it."""
         self._suspicions: list[tuple[str, str, float]] = []
         self._consumers: dict[str, set[str]] = defaultdict(set)
 
@@ -113,6 +109,8 @@ class Observations:
     def acknowledged(self, key: MessageKey, identifier: int | None = None) -> None:
         """The hub has promised to keep it."""
         self.lives[key].acknowledged_at = self._world.now
+        if key.destination.startswith("queue/") and key not in self._durable:
+            self._world.violate(f"{key} was acknowledged, and is not durable")
         if identifier is not None:
             other = self.ids.setdefault(identifier, key)
             if other != key:
@@ -153,6 +151,10 @@ class Observations:
         """A client lost its connection, the `hub` its memory or its disk, by a `crash` or not, or
         the `network` packets."""
         self._disturbances[who].append(self._world.now)
+
+    def damaged(self, keys: Iterable[MessageKey]) -> None:
+        """A hub alone can't keep what its disk has lost: these, and no others."""
+        self.lost.update(keys)
 
     def delivered(
         self, group: str, key: MessageKey, consumer: str, attempt: int | None = None
@@ -266,7 +268,7 @@ class Observations:
         """What was acknowledged, and is neither settled nor a dead letter."""
         found = []
         for key, life in self.lives.items():
-            if life.acknowledged_at is None:
+            if life.acknowledged_at is None or key in self.lost:
                 continue
             for group, since in self.subscriptions.items():
                 # A subscription starts with the earliest that is kept, or when it was made.

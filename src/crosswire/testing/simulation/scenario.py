@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from pathlib import Path
 from random import Random
-from typing import Any, Final
+from tempfile import mkdtemp
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -13,20 +17,39 @@ from crosswire.hub.policies import QueuePolicy
 from crosswire.testing.simulation.audit import Audit
 from crosswire.testing.simulation.clients import (
     PROTOCOLS,
-    Program,
     SimulatedCaller,
     SimulatedConsumer,
     SimulatedProducer,
     SimulatedProvider,
+    SimulatedTicker,
 )
-from crosswire.testing.simulation.faults import FaultPlan, Injector, draw_plan
-from crosswire.testing.simulation.hub import HubMachine
+from crosswire.testing.simulation.faults import (
+    LOCAL_KINDS,
+    REPLICA_KINDS,
+    FaultPlan,
+    Injector,
+    draw_plan,
+)
+from crosswire.testing.simulation.hub import HubGroup, LocalHub
 from crosswire.testing.simulation.observations import Observations
-from crosswire.testing.simulation.world import World
+from crosswire.testing.simulation.operators import (
+    STAGED,
+    TICKS,
+    SimulatedScheduler,
+    SimulatedStager,
+)
+from crosswire.testing.simulation.programs import ProgramHost
+from crosswire.testing.simulation.replicas import ReplicatedHub
+from crosswire.testing.simulation.world import SimulatedProcess, World
 
 __all__ = ["SeedOutcome", "run_seed"]
 
-_HOST: Final = "10.0.0.1"
+_HOSTS: Final = ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+_REPLICATED_EVERY: Final = 3
+_LAKES: Final = 0.2
+"""How many of the seeds have a lake."""
+_WATCH_S: Final = 0.25
+_RESTARTED_S: Final = 30.0
 _FAULTS_S: Final = 30.0
 _SETTLED_S: Final = 5.0
 """How long a hub without faults needs to commit and sync what is left, or to get its clients back
@@ -34,6 +57,13 @@ after a restart."""
 _MAX_ATTEMPTS: Final = 5
 _LIVELY_S: Final = 180.0
 """When faults have ended, everything is delivered within this time."""
+
+
+class FiniteProgram(Protocol):
+    """A program that ends."""
+
+    name: str
+    is_finished: bool
 
 
 class SeedOutcome(msgspec.Struct, kw_only=True):
@@ -52,112 +82,215 @@ class SeedOutcome(msgspec.Struct, kw_only=True):
 
 
 def run_seed(seed: int, plan: FaultPlan | None = None) -> SeedOutcome:
-    """Simulate one seed, with its own faults or these."""
-    choices = Random(seed ^ 0x5EED)
-    drawn = draw_plan(choices, _FAULTS_S, 12)
-    world = World(seed)
-    hub = HubMachine(world, _HOST)
-    seen = Observations(world, max_attempts=_MAX_ATTEMPTS)
+    """Simulate one seed, with its own faults or these. Every third seed has replicas."""
+    # What a world leaves is collected at once, when it is over: all of it is in use until then.
+    was_collecting = gc.isenabled()
+    gc.disable()
+    scenario = _Scenario(seed, plan)
+    try:
+        return scenario.run()
+    finally:
+        scenario.close()
+        if was_collecting:
+            gc.enable()
 
-    def on_end(one: str, other: str) -> None:
+
+class _Scenario:
+    """A world with a hub and programs, drawn from a seed."""
+
+    def __init__(self, seed: int, plan: FaultPlan | None) -> None:
+        self.seed = seed
+        self.world = world = World(seed)
+        self.choices = Random(seed ^ 0x5EED)
+        self.replicated: ReplicatedHub | None = None
+        self.hub: HubGroup
+        if seed % _REPLICATED_EVERY == 0:
+            self.hub = self.replicated = ReplicatedHub(world, _HOSTS)
+            self.replicated.on_role = self._on_role
+        else:
+            self.hub = LocalHub(world, _HOSTS[0])
+        kinds = LOCAL_KINDS if self.replicated is None else REPLICA_KINDS
+        drawn = draw_plan(self.choices, _FAULTS_S, 12, kinds)
+        self.plan = drawn if plan is None else plan
+        self.seen = Observations(world, self.hub.durable, max_attempts=_MAX_ATTEMPTS)
+        self.folder: Path | None = None
+        if self.choices.random() < _LAKES:
+            self.folder = Path(mkdtemp(prefix="crosswire-simulation-"))
+            # The room for a lake depends on that of a store.
+            (self.folder / "store").mkdir()
+            for machine in self.hub.machines:
+                machine.folder = self.folder
+        lake = None if self.folder is None else self.folder / "lake"
+        self.audit = Audit(world, self.hub, self.seen, max_attempts=_MAX_ATTEMPTS, lake=lake)
+        self.hosts: dict[str, ProgramHost] = {}
+        self.finite: list[FiniteProgram] = []
+        """Programs that end."""
+        self.operators: list[SimulatedStager | SimulatedScheduler] = []
+        world.network.on_end = self._on_end
+        self.injector = Injector(world, self.hub, self.seen, self.hosts)
+
+    def close(self) -> None:
+        """End everything."""
+        self.world.close()
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _on_end(self, one: str, other: str) -> None:
         for name in (one, other):
             if not name.startswith("hub-"):
-                seen.disturbed(name)
+                self.seen.disturbed(name)
 
-    world.network.on_end = on_end
-    injector = Injector(world, hub, seen)
-    injector.plan(drawn if plan is None else plan)
-    programs: list[Program] = []
+    def _on_role(self) -> None:
+        self.seen.disturbed("hub")
 
-    def start(kind: type[Any], name: str, host: str, *arguments: Any) -> None:
-        process = world.process(name, host)
-        injector.clients.append(host)
-        # eMQP has no named subscriptions.
-        named = kind is SimulatedConsumer and bool(arguments[1])
-        protocol = choices.choice([each for each in PROTOCOLS if not named or each != "emqp"])
-        program = kind(process, protocol, hub, seen)
-        world.note(f"{name} speaks {program.protocol} from {host}: {arguments}")
-        process.start(program.run(*arguments))
-        if isinstance(program, SimulatedProducer | SimulatedCaller):
-            programs.append(program)
+    # Who is there.
 
-    def populate() -> None:
+    def _populate(self) -> None:
+        choices = self.choices
+        policies = {}
         for index in range(3):
             # A short window in memory: most of a queue is on disk, and read from there.
-            window_messages = choices.choice((1024, 1024, 6))
-            hub.queues[f"q{index}"] = QueuePolicy(window_messages=window_messages)
-        hub.start()
+            policies[f"q{index}"] = QueuePolicy(window_messages=choices.choice((1024, 1024, 6)))
+        for machine in self.hub.machines:
+            machine.queues = policies
+        self.hub.start()
         queues = [f"queue/q{index}" for index in range(choices.randint(1, 3))]
         topics = [f"topic/t{index}" for index in range(choices.randint(0, 1))]
         for index, queue in enumerate(queues):
             refusing = choices.choice((0.0, 0.0, 0.1, 0.5))
             for other in range(choices.randint(1, 2)):
                 window = choices.choice((1, 4, 32))
-                host = f"10.0.2.{index}{other}"
-                start(
-                    SimulatedConsumer,
-                    f"consumer-{index}-{other}",
-                    host,
-                    queue,
-                    "",
-                    window,
-                    refusing,
-                )
+                name, host = f"consumer-{index}-{other}", f"10.0.2.{index}{other}"
+                self._start(SimulatedConsumer, name, host, queue, "", window, refusing)
         for index, topic in enumerate(topics):
-            start(SimulatedConsumer, f"subscriber-{index}", f"10.0.3.{index}", topic, "s", 8, 0.0)
+            name, host = f"subscriber-{index}", f"10.0.3.{index}"
+            self._start(SimulatedConsumer, name, host, topic, "s", 8, 0.0)
         for index in range(choices.randint(1, 4)):
             where = choices.choice(queues + topics)
             count, pause_s = choices.randint(20, 300), choices.uniform(0.01, 0.1)
-            start(SimulatedProducer, f"producer-{index}", f"10.0.1.{index}", where, count, pause_s)
+            name, host = f"producer-{index}", f"10.0.1.{index}"
+            self._start(SimulatedProducer, name, host, where, count, pause_s)
         if choices.random() < 0.5:
-            start(SimulatedProvider, "provider", "10.0.4.1", "service/echo")
-            start(
-                SimulatedCaller, "caller", "10.0.4.2", "service/echo", choices.randint(5, 50), 0.1
-            )
+            self._start(SimulatedProvider, "provider", "10.0.4.1", "service/echo")
+            calls = choices.randint(5, 50)
+            self._start(SimulatedCaller, "caller", "10.0.4.2", "service/echo", calls, 0.1)
 
-    world.at(0.0, populate)
-    world.run(_FAULTS_S + 15.0)
+        if choices.random() < 0.3:
+            self._operate(SimulatedStager, "stager", "10.0.5.1", choices.randint(2, 8))
+            self._start(SimulatedConsumer, "taker", "10.0.5.2", STAGED, "", 16, 0.0)
+        if choices.random() < 0.3:
+            interval_s = choices.uniform(0.1, 1.0)
+            self._operate(SimulatedScheduler, "scheduler", "10.0.5.3", interval_s, _FAULTS_S + 16.0)
+            self._start(SimulatedTicker, "ticker", "10.0.5.4", TICKS)
 
-    audit = Audit(world, hub, seen, max_attempts=_MAX_ATTEMPTS)
+    def _operate(self, kind: type[Any], name: str, host: str, *arguments: Any) -> None:
+        process = self.world.process(name, host)
+        program = kind(process, self.hub, self.seen)
+        self.finite.append(program)
+        self.operators.append(program)
+        self.world.note(f"{name} runs on {host}: {arguments}")
+        process.start(program.run(*arguments))
 
-    def is_done() -> bool:
-        return all(each.is_finished for each in programs) and audit.is_all_delivered()
+    def _start(self, kind: type[Any], name: str, host: str, *arguments: Any) -> None:
+        # eMQP has no named subscriptions.
+        named = kind is SimulatedConsumer and bool(arguments[1])
+        protocol = self.choices.choice([each for each in PROTOCOLS if not named or each != "emqp"])
+        self.world.note(f"{name} speaks {protocol} from {host}: {arguments}")
 
-    if not world.violations and not world.run(world.now + _LIVELY_S, _now_and_then(world, is_done)):
-        busy = [each.name for each in programs if not each.is_finished]
+        def run(process: SimulatedProcess) -> Coroutine[Any, Any, None]:
+            program = kind(process, protocol, self.hub, self.seen)
+            if kind in (SimulatedProducer, SimulatedCaller):
+                self.finite.append(program)
+            running: Coroutine[Any, Any, None] = program.run(*arguments)
+            return running
+
+        started = ProgramHost(self.world, name, host, run)
+        started.start()
+        if kind in (SimulatedConsumer, SimulatedProvider, SimulatedTicker):
+            # Those that have nothing to remember.
+            self.hosts[name] = started
+
+    # What is looked at all the time.
+
+    def _watch(self) -> None:
+        replicated = self.replicated
+        if replicated is not None:
+            replicated.check_prefixes()
+            if not replicated.is_steady():
+                # Until a leader notices that it was replaced, it hands out what others get, too.
+                self.seen.disturbed("hub")
+        self.world.at(self.world.now + _WATCH_S, self._watch)
+
+    # The course of events.
+
+    def run(self) -> SeedOutcome:
+        """Faults, then quiet, then the judgement, then one more loss of power."""
+        world = self.world
+        self.injector.plan(self.plan)
+        world.at(0.0, self._populate)
+        world.at(_WATCH_S, self._watch)
+        world.run(_FAULTS_S + 15.0)
         if not world.violations:
+            self._await_delivery()
+        if not world.violations:
+            world.run(world.now + _SETTLED_S)
+            for each in self.operators:
+                self.audit.expected.update(each.expected)
+            self.audit.check_end()
+            if self.replicated is not None:
+                # Standbys follow within a few polls.
+                world.run(world.now + _RESTARTED_S, self.replicated.is_equal)
+                self.replicated.check_end()
+        if not world.violations:
+            self._cut_power_at_last()
+        self.seen.check_suspicions()
+        return self._outcome()
+
+    def _await_delivery(self) -> None:
+        world = self.world
+
+        def is_done() -> bool:
+            is_over = all(each.is_finished for each in self.finite)
+            return is_over and self.audit.is_all_delivered()
+
+        is_delivered = world.run(world.now + _LIVELY_S, _now_and_then(world, is_done))
+        if not is_delivered and not world.violations:
+            busy = [each.name for each in self.finite if not each.is_finished]
             world.violate(
-                f"{_LIVELY_S:.0f} s after the last fault {audit.describe_missing()}, and not"
+                f"{_LIVELY_S:.0f} s after the last fault {self.audit.describe_missing()}, and not"
                 f" finished: {busy}"
             )
-    if not world.violations:
+
+    def _cut_power_at_last(self) -> None:
+        """What was promised survives the loss of power, whatever the plan of faults has."""
+        world = self.world
+        self.seen.disturbed("hub")
+        for machine in self.hub.machines:
+            machine.cut_power()
+        for machine in self.hub.machines:
+            machine.restore_power()
+        self.hub.start()
         world.run(world.now + _SETTLED_S)
-        audit.check_end()
-    if not world.violations:
-        # What was promised survives the loss of power, whatever the plan of faults has.
-        seen.disturbed("hub")
-        hub.cut_power()
-        hub.restore_power()
-        hub.start()
-        world.run(world.now + _SETTLED_S)
+        # A replica that finds out now that its disk is damaged leads no more.
+        is_well = _now_and_then(world, self.audit.is_as_before)
+        world.run(world.now + _RESTARTED_S, is_well)
         if not world.violations:
-            audit.check_restarted()
-    seen.check_suspicions()
-    acknowledged = sum(life.acknowledged_at is not None for life in seen.lives.values())
-    outcome = SeedOutcome(
-        seed=seed,
-        violations=world.violations,
-        history=world.history,
-        plan=drawn if plan is None else plan,
-        simulated_s=world.now,
-        turns=world.turns,
-        messages=len(seen.lives),
-        acknowledged=acknowledged,
-        faults=injector.counts,
-        errors=dict(Counter(seen.errors)),
-    )
-    world.close()
-    return outcome
+            self.audit.check_restarted()
+
+    def _outcome(self) -> SeedOutcome:
+        lives = self.seen.lives.values()
+        return SeedOutcome(
+            seed=self.seed,
+            violations=self.world.violations,
+            history=self.world.history,
+            plan=self.plan,
+            simulated_s=self.world.now,
+            turns=self.world.turns,
+            messages=len(lives),
+            acknowledged=sum(life.acknowledged_at is not None for life in lives),
+            faults=self.injector.counts,
+            errors=dict(Counter(self.seen.errors)),
+        )
 
 
 def _now_and_then(world: World, check: Callable[[], bool]) -> Callable[[], bool]:

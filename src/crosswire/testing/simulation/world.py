@@ -12,6 +12,7 @@ import asyncio
 import os
 import random as standard_random
 import time
+import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from heapq import heappop, heappush
@@ -20,6 +21,7 @@ from random import Random
 from typing import Any, Final
 from unittest import mock
 
+from crosswire.commitlog import leader
 from crosswire.hub import turns
 from crosswire.testing.simulation.loop import VirtualLoop
 from crosswire.testing.simulation.network import Network, VirtualServer
@@ -28,6 +30,8 @@ __all__ = ["Machine", "SimulatedProcess", "World"]
 
 START_S: Final = 1_750_000_000.0
 """The wall clock's time at the beginning of every world."""
+_MOST_WAITS: Final = 100
+_NEVER: Final = float("inf")
 _TURN_S: Final = 20e-6
 """What a turn of a process takes on average: without it, nothing would ever be late."""
 _MOST_TURNS: Final = 2_000_000
@@ -195,9 +199,15 @@ class World:
 
     def _step(self, until: float) -> bool:
         """Advance to what is next, and do it; False if there is nothing up to `until`."""
-        times = [process.next_time() for process in self.processes]
-        process_at = min(times, default=float("inf"))
-        event_at = self._events[0][0] if self._events else float("inf")
+        process_at = _NEVER
+        ready: list[SimulatedProcess] = []
+        for process in self.processes:
+            at = max(process.loop.next_time(), process.paused_until)
+            if at <= self.now:
+                ready.append(process)
+            if at < process_at:
+                process_at = at
+        event_at = self._events[0][0] if self._events else _NEVER
         next_at = min(process_at, event_at)
         if next_at > until:
             self.now = max(self.now, until)
@@ -206,8 +216,9 @@ class World:
         if event_at <= process_at:
             heappop(self._events)[2]()
             return True
-        ready = [each for each, at in zip(self.processes, times, strict=True) if at <= self.now]
-        process = self.random.choice(ready)
+        if not ready:
+            ready = [each for each in self.processes if each.next_time() <= self.now]
+        process = ready[0] if len(ready) == 1 else self.random.choice(ready)
         self._current = process
         process.loop.run_turn()
         self._current = None
@@ -228,6 +239,8 @@ class World:
             # is processed at once depends on it.
             mock.patch.object(turns, "perf_counter", self._monotonic),
             mock.patch.object(turns, "thread_time", self._monotonic),
+            # A replica counts how long the log has been silent.
+            mock.patch.object(leader, "clock_gettime", self._boot_time),
             # What `secrets` reads.
             mock.patch.object(standard_random, "_urandom", self.random.randbytes),
         ):
@@ -242,6 +255,9 @@ class World:
     def _monotonic(self) -> float:
         return self.now if self._current is None else self._current.machine.monotonic()
 
+    def _boot_time(self, _clock: int) -> float:
+        return self._monotonic()
+
     def close(self) -> None:
         """End all tasks, without letting them do anything."""
         for process in [*self.processes, *self._ended]:
@@ -250,10 +266,26 @@ class World:
             try:
                 for task in asyncio.all_tasks(process.loop):
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
-                    # What a program does on its way out would wait for a loop that is over.
-                    with suppress(BaseException):
-                        task.get_coro().close()
+                    _close(task.get_coro())
             finally:
                 asyncio._set_running_loop(None)
             process.loop.end()
         self.processes.clear()
+
+
+def _close(coroutine: Any) -> None:
+    """End it where it is, from the innermost call outwards. What one does on its way out may wait
+    again, for a loop that is over: then it is ended there, too."""
+    calls = []
+    while coroutine is not None and hasattr(coroutine, "cr_await"):
+        calls.append(coroutine)
+        coroutine = coroutine.cr_await
+    with warnings.catch_warnings():
+        # It may begin something that never runs.
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+        for each in reversed(calls):
+            for _ in range(_MOST_WAITS):
+                with suppress(BaseException):
+                    each.close()
+                if each.cr_frame is None:
+                    break
