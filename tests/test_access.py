@@ -111,6 +111,6 @@ def test_names_of_the_hub_are_in_no_pattern() -> None:
 
 
 def test_a_hash_is_no_token() -> None:
-    """Taken for one, it would be accepted from whoever has read the configuration."""
+    """Taken for one, it would be accepted from every reader of the configuration."""
     with pytest.raises(ValueError, match="is a hash: name it token_hash"):
         User(name="anna", token="$scrypt$ln=11,r=8,p=1$c2FsdHNhbHQ$" + "x" * 43)
