@@ -108,3 +108,9 @@ def test_names_of_the_hub_are_in_no_pattern() -> None:
     assert not access.may("anna", "consume", "queue/@anna/dead")
     assert access.may("chief", "consume", "queue/@n/dead")
     assert Access().may("", "consume", dead)
+
+
+def test_a_hash_is_no_token() -> None:
+    """Taken for one, it would be accepted from every reader of the configuration."""
+    with pytest.raises(ValueError, match="is a hash: name it token_hash"):
+        User(name="anna", token="$scrypt$ln=11,r=8,p=1$c2FsdHNhbHQ$" + "x" * 43)

@@ -78,6 +78,9 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"the token of {self.name} is too short: use {SHORTEST_TOKEN} characters or more"
             )
+        if self.token is not None and self.token.startswith("$scrypt$"):
+            # Taken for a token, every reader of the file could use it.
+            raise ValueError(f"the token of {self.name} is a hash: name it token_hash")
         if self.token_hash is not None:
             TokenHash.parse(self.token_hash)
 

@@ -127,10 +127,12 @@ def handshake_failed(session: Session, why: str) -> HandshakeFailed:
             f"{address} speaks {answered}, not {expected}: is the port right?", found=answered
         )
     if not session.first_bytes:
-        why = f"{why}; nothing was received: is it a port for {expected}?"
+        # Not all servers answer with an alert of TLS: asyncio's, which the hub uses, hang up.
         if session.opened and session.transport.get_extra_info("sslcontext") is not None:
-            # Not all servers send an alert: asyncio's, which the hub uses, hang up.
-            why += " Does it require a client certificate?"
+            hint = f"is it a port for {expected}? Does it require a client certificate?"
+        else:
+            hint = f"is it a port for {expected}, without TLS?"
+        why = f"{why}; nothing was received: {hint}"
     return HandshakeFailed(f"no handshake with {address}: {why}")
 
 

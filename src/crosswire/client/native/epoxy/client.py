@@ -19,7 +19,14 @@ from crosswire.bond.schema import ServiceDef
 from crosswire.client.native.dial import Addresses, Backoff, StayingClient, dial
 from crosswire.client.native.epoxy.peer import HUB, CallReply, EpoxyPeer, Handlers
 from crosswire.client.native.resubscribe import KeptSubscription, KeptSubscriptions
-from crosswire.errors import BondDecodeError, CallFailed
+from crosswire.errors import (
+    BondDecodeError,
+    CallFailed,
+    ConnectionLost,
+    PeerError,
+    RequestFailed,
+)
+from crosswire.wire.contract import ConnectionFailed
 from crosswire.wire.epoxy.comm import ErrorCode
 from crosswire.wire.epoxy.connection import EpoxyConnection
 from crosswire.wire.epoxy.frames import EpoxyLimits
@@ -172,6 +179,13 @@ class EpoxyClient(StayingClient[EpoxyPeer]):
             # Another server than a hub has no such method: it gets the credentials with each call.
             if failure.error_code != ErrorCode.METHOD_NOT_FOUND:
                 raise
+        except ConnectionLost:
+            # A hub that has no room, or is about to stop, rejects with the same code: only one that
+            # does not know the token rejects us for good.
+            error = peer.end.error if isinstance(peer.end, ConnectionFailed) else None
+            if isinstance(error, PeerError) and "nobody has this token" in str(error):
+                raise RequestFailed("forbidden", "nobody has this token") from None
+            raise
 
     async def _subscribe(
         self, peer: EpoxyPeer, payload: bytes, layer_data: bytes | None, timeout_s: float | None
