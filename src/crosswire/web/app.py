@@ -153,6 +153,7 @@ class App:
             identify=functools.partial(self._identify, request),
             work=self._work,
             streams=self._streams,
+            is_read=operation.on_standby,
         )
         answer = operation.handler(ask)
         if isinstance(answer, AsyncGenerator):
