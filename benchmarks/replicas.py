@@ -1,16 +1,20 @@
-"""Durable sends to a hub whose log is local, and to one with replicas on a log in PostgreSQL.
+"""A hub whose log is local, and one with replicas on a log in PostgreSQL: rates, latencies, and how
+long takeovers take.
 
 Usage: python benchmarks/replicas.py [SECONDS]
 
-Everything is on this machine: hubs, a primary and two synchronous standbys, and the sender, which
-is one client of EMP with messages of 128 bytes. The servers of PostgreSQL are in memory where there
-is a /dev/shm. So the ratio of both columns is the cost of the log without its disks and network.
+Everything is on this machine: hubs, a primary and two standbys, and the clients. The servers of
+PostgreSQL are in memory where there is a /dev/shm. So the ratio to the local log is the cost of the
+log without its disks and network. Messages have 128 bytes; takeovers are those of hubs with
+`takeover_s = 2`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -18,13 +22,16 @@ from time import perf_counter
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from tests.e2e.parties import RelinkParty
 from tests.postgres.cluster import ClusterPool
-from tests.replication.replicas import ReplicaCluster, ReplicaProcess
+from tests.replication.replicas import TAKEOVER_S, ReplicaCluster, ReplicaProcess
 
 from crosswire.client.native.emp import EmpClient
 
 IN_FLIGHT = (1, 32, 1000)
 ROUNDS = 3
+TAKEOVERS = 5
+DELIVERIES = 100
 TEXT = "x" * 128
 
 
@@ -41,8 +48,29 @@ async def send(port: int, in_flight: int, seconds: float) -> tuple[float, float,
 
     async with EmpClient("127.0.0.1", port) as client:
         await asyncio.gather(*(one_after_the_other(client) for _ in range(in_flight)))
+    return len(times) / seconds, *_quantiles(times)
+
+
+def _quantiles(times: list[float]) -> tuple[float, float]:
     times.sort()
-    return len(times) / seconds, times[len(times) // 2], times[len(times) * 99 // 100]
+    return times[len(times) // 2], times[len(times) * 99 // 100]
+
+
+async def deliver(hub: ReplicaProcess) -> tuple[float, float]:
+    """How long a message takes from its producer to a consumer of Relink, p50 and p99, one at a
+    time."""
+    ports = {name: hub.port(name) or 0 for name in ("emp", "relink")}
+    times: list[float] = []
+    async with RelinkParty(ports) as party, EmpClient("127.0.0.1", ports["emp"]) as client:
+        inbox = await party.consume("queue/relink")
+        for _ in range(DELIVERIES):
+            start = perf_counter()
+            request = {"destination": "queue/relink", "text": TEXT}
+            sent = asyncio.ensure_future(client.request("$publish", request))
+            await inbox.get()
+            times.append(perf_counter() - start)
+            await sent
+    return _quantiles(times)
 
 
 async def appended_bytes(replica: ReplicaProcess) -> int:
@@ -54,33 +82,77 @@ async def appended_bytes(replica: ReplicaProcess) -> int:
 async def measure(pool: ClusterPool, folder: Path, seconds: float) -> None:
     local = ReplicaProcess(folder, "local", "local")
     await local.start()
-    cluster = ReplicaCluster(pool.take(), folder, size=2)
+    cluster = ReplicaCluster(pool.take(), folder, size=3)
     leader = await cluster.start()
+    primary = cluster.postgres.primary
+    print(f"load average of the last minute: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     try:
+        kinds = {"local": (local, 0), "1 standby": (leader, 1), "2 standbys": (leader, 2)}
         for in_flight in IN_FLIGHT:
             rates: dict[str, float] = {}
-            for name, hub in (("local", local), ("log in PostgreSQL", leader)):
-                port = hub.port("emp")
-                assert port is not None
-                before = await appended_bytes(hub)
-                # The best of some rounds: other work on the machine only ever slows one down.
-                found = [await send(port, in_flight, seconds) for _ in range(ROUNDS)]
-                rate, median, high = max(found)
-                rates[name] = rate
-                line = (
-                    f"{in_flight:5} in flight, {name:17}: {rate:8,.0f} /s, "
-                    f"p50 {median * 1e3:7.2f} ms, p99 {high * 1e3:7.2f} ms"
+            for name, (hub, copies) in kinds.items():
+                if copies:
+                    primary.set("synchronous_standby_names", f"ANY {copies} (n0, n1, n2)")
+                rates[name] = await _measure_rate(hub, name, in_flight, seconds)
+            for name in list(kinds)[1:]:
+                print(
+                    f"{in_flight:5} in flight, {name}: {rates[name] / rates['local']:.2f} of local"
                 )
-                sent = sum(each[0] for each in found) * seconds
-                after = await appended_bytes(hub)
-                if after > before:
-                    line += f", {(after - before) / sent:5.0f} bytes appended a message"
-                print(line, flush=True)
-            ratio = rates["log in PostgreSQL"] / rates["local"]
-            print(f"{in_flight:5} in flight: {ratio:.2f} of local")
+        for name, (hub, copies) in kinds.items():
+            if copies:
+                primary.set("synchronous_standby_names", f"ANY {copies} (n0, n1, n2)")
+            median, high = await deliver(hub)
+            print(f"Relink, {name:10}: p50 {median * 1e3:.2f} ms, p99 {high * 1e3:.2f} ms")
+        primary.set("synchronous_standby_names", "ANY 1 (n0, n1, n2)")
+        await _measure_takeovers(cluster)
     finally:
         await cluster.close()
         await local.end()
+
+
+async def _measure_rate(hub: ReplicaProcess, name: str, in_flight: int, seconds: float) -> float:
+    port = hub.port("emp")
+    assert port is not None
+    before = await appended_bytes(hub)
+    # The best of some rounds: other work on the machine only ever slows one down.
+    found = [await send(port, in_flight, seconds) for _ in range(ROUNDS)]
+    rate, median, high = max(found)
+    line = (
+        f"{in_flight:5} in flight, {name:10}: {rate:8,.0f} /s, "
+        f"p50 {median * 1e3:7.2f} ms, p99 {high * 1e3:7.2f} ms"
+    )
+    after = await appended_bytes(hub)
+    if after > before:
+        sent = sum(each[0] for each in found) * seconds
+        line += f", {(after - before) / sent:5.0f} bytes appended a message"
+    print(line, flush=True)
+    return rate
+
+
+async def _measure_takeovers(cluster: ReplicaCluster) -> None:
+    loop = asyncio.get_running_loop()
+    for name, how in (("planned", signal.SIGTERM), ("after a kill", signal.SIGKILL)):
+        times = []
+        for _ in range(TAKEOVERS):
+            leader = await cluster.leader()
+            # A standby that reports can be handed over to.
+            while True:
+                _, state = await leader.ask("/v1/replication")
+                if sum(each["role"] == "standby" for each in state["replicas"]) == 2:
+                    break
+                await asyncio.sleep(0.2)
+            began = loop.time()
+            ending = asyncio.ensure_future(leader.end(how))
+            following = await cluster.leader(other_than=leader)
+            times.append(following.led_at - began)
+            await ending
+            await leader.start()
+        times.sort()
+        print(
+            f"takeover {name}: p50 {times[len(times) // 2]:.2f} s, max {times[-1]:.2f} s of"
+            f" {len(times)}, takeover_s = {TAKEOVER_S:g}",
+            flush=True,
+        )
 
 
 def main() -> None:

@@ -286,6 +286,14 @@ class PostgresCluster:
         for standby in self.standbys:
             standby.follow(best)
 
+    def rejoin(self) -> None:
+        """Make the server that was primary before a failover a standby of the new one."""
+        lost = [each for each in self.servers if each not in (self.primary, *self.standbys)]
+        for server in lost:
+            shutil.rmtree(server.folder)
+            self._join(server)
+            self.standbys.append(server)
+
     def stop(self) -> None:
         for server in self.servers:
             server.stop()

@@ -1,6 +1,9 @@
 """Replicas under load in all five protocols, while leaders are killed, paused and asked to stop.
 
-    python -m tests.replication.chaos --rounds 20 --seed 1
+    python -m tests.replication.chaos --rounds 20 --seed 1 --results FILE
+
+A line of JSON for each run is appended to FILE, and the last line printed is the sum of all runs in
+it: a long run may be made of several.
 
 Each round has one fault and ends when a replica leads and has acknowledged something. The last line
 is `N takeovers, N acknowledged, N lost, N returned, N doubled`:
@@ -33,6 +36,8 @@ from tests.postgres.cluster import ClusterPool
 from tests.replication.replicas import Balancer, ReplicaCluster, ReplicaProcess
 
 AT_ONCE: Final = 2
+LARGE_BYTES: Final = 60 << 20
+_SETTINGS: Final = "retain_s = 3\ncopies = 2\n"
 _CONSUMED: Final = ("queue/q0", "queue/q1")
 _KEPT: Final = ("queue/k0", "queue/k1")
 """Consumed when the faults are over: what is delivered at once is not missed later, whatever became
@@ -97,6 +102,15 @@ class Traffic:
             else:
                 await asyncio.sleep(0.01)
 
+    async def send_large(self, number: int, size: int) -> None:
+        """One message that is several records of the log."""
+        text = f"large {number} " + "x" * size
+        self.attempted += 1
+        with suppress(ClientError):
+            async with EmpClient("127.0.0.1", self._ports["emp"]) as client:
+                await client.request("$publish", {"destination": _KEPT[0], "text": text})
+                self.acknowledged.add(_shortened(text))
+
     async def consume(self, queue: str) -> None:
         """Settles what comes, and again and again publishes on the same connection: when that is
         acknowledged, all that was settled before it on this connection is durable."""
@@ -132,7 +146,7 @@ class Traffic:
                 answered[:] = [each for each in answered if each[0] >= now - _MARK_S / 2]
 
     def _take(self, data: dict[str, Any]) -> None:
-        identifier, payload = data["id"], data["text"]
+        identifier, payload = data["id"], _shortened(data["text"])
         known = self.ids.get(identifier)
         if known is not None and known.payload != payload:
             self.doubled_ids.append(identifier)
@@ -151,6 +165,10 @@ class Traffic:
         return len(self.doubled_ids) + sum(len(ids) > 1 for ids in self.payloads.values())
 
 
+def _shortened(payload: str) -> str:
+    return payload if len(payload) < 1000 else f"{payload[:40]}, {len(payload)} characters"
+
+
 class Chaos:
     """The faults; each method returns when another replica leads."""
 
@@ -159,7 +177,7 @@ class Chaos:
         self.traffic = traffic
         self.slowest_s: dict[str, float] = {}
         self._chance = chance
-        self._has_failed_over = False
+        self._large = 0
 
     async def kill(self, leader: ReplicaProcess) -> None:
         """The leader's process is gone."""
@@ -199,12 +217,7 @@ class Chaos:
 
     async def cut(self, leader: ReplicaProcess) -> None:
         """Statements of the log are cancelled and connections ended, then the leader is killed."""
-        primary = self.cluster.postgres.primary
-        for how in ("pg_cancel_backend", "pg_terminate_backend"):
-            chosen = "WHERE application_name LIKE 'crosswire%%'"
-            await asyncio.to_thread(
-                primary.query, f"SELECT {how}(pid) FROM pg_stat_activity {chosen}"
-            )
+        await self._end_backends()
         await self.kill(leader)
 
     async def unsafe(self, leader: ReplicaProcess) -> None:
@@ -230,10 +243,111 @@ class Chaos:
 
     async def fail_over(self, leader: ReplicaProcess) -> None:
         """The log's primary is gone, and a standby of it is promoted; then the leader is killed."""
-        if not self._has_failed_over:
-            self._has_failed_over = True
-            await asyncio.to_thread(self.cluster.postgres.failover)
+        await asyncio.to_thread(self.cluster.postgres.failover)
         await self.kill(leader)
+        await asyncio.to_thread(self.cluster.postgres.rejoin)
+
+    async def cancel_waiting(self, leader: ReplicaProcess) -> None:
+        """Commits wait for copies and are cancelled, so that they are visible and have none; then
+        the primary is gone, and they with it."""
+        postgres = self.cluster.postgres
+        await asyncio.to_thread(postgres.hold_copies, True)
+        await asyncio.sleep(0.3)
+        await self._end_backends()
+        await asyncio.to_thread(postgres.failover)
+        await self.kill(leader)
+        await asyncio.to_thread(postgres.rejoin)
+
+    async def stop_database(self, leader: ReplicaProcess) -> None:
+        """The primary's machine stands still for a moment, the leader is killed meanwhile."""
+        primary = self.cluster.postgres.primary
+        primary.signal_all(signal.SIGSTOP)
+        await asyncio.sleep(0.5)
+        await leader.end(signal.SIGKILL)
+        primary.signal_all(signal.SIGCONT)
+        await self.cluster.leader()
+        await leader.start()
+
+    async def kill_database_standby(self, leader: ReplicaProcess) -> None:
+        """One copy of the log is away while a replica takes over."""
+        victim = self._chance.choice(self.cluster.postgres.standbys)
+        await asyncio.to_thread(victim.kill)
+        await self.kill(leader)
+        await asyncio.to_thread(victim.start)
+
+    async def wal_hole(self, leader: ReplicaProcess) -> None:
+        """A standby's write-ahead log has a hole: what follows it is read from the log again."""
+        victim = self._chance.choice([each for each in self.cluster.replicas if each is not leader])
+        await victim.end(signal.SIGKILL)
+        newest = max((victim.data / "store").glob("*.log"), key=lambda path: path.stat().st_mtime)
+        size = newest.stat().st_size
+        if size > 8192:
+            with newest.open("r+b") as file:
+                file.seek(size // 2)
+                file.write(bytes(512))
+        await victim.start()
+        await self.kill(leader)
+
+    async def start_local(self, leader: ReplicaProcess) -> None:
+        """Somebody starts a replica's directory as a hub of its own: it is refused."""
+        victim = self._chance.choice([each for each in self.cluster.replicas if each is not leader])
+        await victim.end(signal.SIGKILL)
+        alone = ReplicaProcess(self.cluster.folder, f"{victim.name}-alone", "local")
+        alone.config.write_text(
+            alone.config.read_text().replace(f'"{alone.data}"', f'"{victim.data}"')
+        )
+        try:
+            await alone.start()
+        except AssertionError as refused:
+            assert "replication leave" in str(refused), refused
+        else:
+            raise AssertionError("a replica's directory was used by a hub alone")
+        await victim.start()
+        await self.kill(leader)
+
+    async def long_pause(self, leader: ReplicaProcess) -> None:
+        """A standby stands still until what it needs is trimmed: it fetches a checkpoint."""
+        victim = self._chance.choice([each for each in self.cluster.replicas if each is not leader])
+        victim.send(signal.SIGSTOP)
+        _, state = await leader.ask("/v1/replication")
+        behind = next(each["synced"] for each in state["replicas"] if each["name"] == victim.name)
+        first = 0
+        async with asyncio.timeout(_ROUND_S):
+            while first <= behind + 1:
+                await asyncio.sleep(0.2)
+                first = await self._first_record()
+        victim.send(signal.SIGCONT)
+        async with asyncio.timeout(_ROUND_S):
+            while True:
+                _, state = await victim.ask("/v1/replication")
+                if state["applied"] >= first:
+                    break
+                await asyncio.sleep(0.1)
+        await self.kill(leader)
+
+    async def _first_record(self) -> int:
+        schema = self.cluster.schema
+        found = await asyncio.to_thread(
+            self.cluster.postgres.primary.query, f"SELECT min(number) FROM {schema}.records"
+        )
+        return int(found[0][0] or 0)
+
+    async def large(self, leader: ReplicaProcess) -> None:
+        """The leader is killed while a large message is on its way into the log, in parts."""
+        self._large += 1
+        size = LARGE_BYTES if self._large == 1 else LARGE_BYTES // 4
+        sent = asyncio.ensure_future(self.traffic.send_large(self._large, size))
+        await asyncio.sleep(self._chance.random() * 2)
+        await self.kill(leader)
+        await sent
+
+    async def _end_backends(self) -> None:
+        primary = self.cluster.postgres.primary
+        for how in ("pg_cancel_backend", "pg_terminate_backend"):
+            chosen = "WHERE application_name LIKE 'crosswire%%'"
+            await asyncio.to_thread(
+                primary.query, f"SELECT {how}(pid) FROM pg_stat_activity {chosen}"
+            )
 
     async def round(self, name: str) -> None:
         """One fault, until something is acknowledged after it."""
@@ -266,15 +380,32 @@ FAULTS: Final = (
     "fail_over",
     "unsafe",
     "pause_standby",
+    "cancel_waiting",
+    "stop_database",
+    "kill_database_standby",
+    "wal_hole",
+    "start_local",
+    "large",
+    "long_pause",
 )
 
 
 async def run(
-    pool: ClusterPool, folder: Path, rounds: int, seed: int, report: Callable[[str], None]
+    pool: ClusterPool,
+    folder: Path,
+    rounds: int,
+    seed: int,
+    report: Callable[[str], None],
+    *,
+    planted: str = "",
 ) -> ChaosResult:
-    """Rounds of faults, the first ones in the order of FAULTS."""
+    """Rounds of faults: all of them in turn, each turn from another one on. `planted` names a fault
+    of the hubs that the result has to show."""
     chance = random.Random(seed)
-    cluster = ReplicaCluster(pool.take(), folder)
+    cluster = ReplicaCluster(pool.take(), folder, settings=_SETTINGS)
+    if planted:
+        for each in cluster.replicas:
+            each.program = ("tests.replication.planted", planted)
     balancer = Balancer(cluster)
     await balancer.start()
     try:
@@ -289,7 +420,7 @@ async def run(
                     party = await stack.enter_async_context(kind(balancer.ports))
                     producers.append(asyncio.ensure_future(traffic.produce(party, number)))
             for number in range(rounds):
-                name = FAULTS[number] if number < len(FAULTS) else chance.choice(FAULTS)
+                name = FAULTS[(number + seed - 1) % len(FAULTS)]
                 async with asyncio.timeout(_ROUND_S):
                     await chaos.round(name)
                 report(f"{number + 1} {name}: {len(traffic.acknowledged)} acknowledged")
@@ -327,11 +458,22 @@ async def _until(condition: Callable[[], bool], *, within_s: float = _ROUND_S) -
             await asyncio.sleep(0.01)
 
 
+def _sum(results: list[ChaosResult]) -> ChaosResult:
+    first = results[0]
+    for each in results[1:]:
+        for name in ("takeovers", "acknowledged", "lost", "returned", "doubled", "attempted"):
+            setattr(first, name, getattr(first, name) + getattr(each, name))
+        for name, slowest_s in each.slowest_s.items():
+            first.slowest_s[name] = max(slowest_s, first.slowest_s.get(name, 0.0))
+    return first
+
+
 def main() -> int:
     """0 if nothing was lost, returned or doubled, and all stores are equal."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--results", type=Path)
     options = parser.parse_args()
     pool = ClusterPool()
     try:
@@ -351,6 +493,11 @@ def main() -> int:
         print(f"{name}: the slowest takeover took {slowest_s:.1f} s")
     are_equal = len(set(result.digests.values())) == 1
     print(f"stores are {'equal' if are_equal else 'different'}; {result.attempted} attempted")
+    if options.results is not None:
+        with options.results.open("ab") as file:
+            file.write(msgspec.json.encode(result) + b"\n")
+        lines = options.results.read_bytes().splitlines()
+        result = _sum([msgspec.json.decode(line, type=ChaosResult) for line in lines])
     print(result)
     return 0 if are_equal and not (result.lost or result.returned or result.doubled) else 1
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -28,19 +29,31 @@ _LIMITS: Final = StoreLimits(spare_bytes=0)
 _numbers: Final = count(1)
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 class ReplicaProcess:
     """`crosswire serve` as one replica. `listen` has the addresses of the listeners that are open,
     by what it printed last."""
 
+    program: tuple[str, ...] = ("crosswire.cli.main",)
+    """The module that is run, and arguments before `serve`."""
+
     def __init__(self, folder: Path, name: str, log: str, settings: str = "") -> None:
         self.name = name
+        self.http_port = free_port()
         self.data = folder / name
         self.config = folder / f"{name}.toml"
         self.config.write_text(
             f'data = "{self.data}"\ndrain_s = 0.5\n'
             f"[lake]\nmessages = false\nledger = false\n"
             f"[store]\nbuffer_bytes = 1048576\nspare_bytes = 67108864\n"
-            f'[replication]\nlog = "{log}"\nname = "{name}"\ntakeover_s = {TAKEOVER_S}\n{settings}'
+            f'[replication]\nlog = "{log}"\nname = "{name}"\ntakeover_s = {TAKEOVER_S}\n'
+            f'advertise = "http://127.0.0.1:{self.http_port}"\n{settings}'
         )
         self.process: asyncio.subprocess.Process | None = None
         self.listen: dict[str, str] = {}
@@ -52,9 +65,11 @@ class ReplicaProcess:
 
     async def start(self) -> None:
         """Returns when it has printed its first line. Raises AssertionError with its words."""
-        command = [sys.executable, "-m", "crosswire.cli.main", "serve", "--json"]
+        command = [sys.executable, "-m", *self.program, "serve", "--json"]
         command += ["--config", str(self.config)]
-        command += [f"--listen={name}=127.0.0.1:0" for name in PLAIN_LISTENERS]
+        # The address that others fetch checkpoints from has to be known before the start.
+        ports = {**dict.fromkeys(PLAIN_LISTENERS, 0), "http": self.http_port}
+        command += [f"--listen={name}=127.0.0.1:{port}" for name, port in ports.items()]
         with self.log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *command, stdout=asyncio.subprocess.PIPE, stderr=log
@@ -126,6 +141,7 @@ class ReplicaCluster:
         self, postgres: PostgresCluster, folder: Path, *, size: int = 3, settings: str = ""
     ) -> None:
         self.postgres = postgres
+        self.folder = folder
         self.schema = f"replicas_{os.getpid()}_{next(_numbers)}"
         passwords = folder / "passwords"
         passwords.write_text(f"*:*:*:{ROLE}:{PASSWORD}\n")
@@ -149,7 +165,8 @@ class ReplicaCluster:
         self, replica: ReplicaProcess, *arguments: str, check: bool = False
     ) -> subprocess.CompletedProcess[str]:
         """`crosswire replication …` with a replica's configuration."""
-        program = [sys.executable, "-m", "crosswire.cli.main", "replication", *arguments]
+        module = "tests.replication.small_partitions"
+        program = [sys.executable, "-m", module, "replication", *arguments]
         done = subprocess.run(
             [*program, "--config", str(replica.config)], capture_output=True, text=True, timeout=60
         )

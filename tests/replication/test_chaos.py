@@ -18,3 +18,14 @@ async def test_nothing_is_lost_returned_or_doubled(clusters: ClusterPool, tmp_pa
     assert (result.lost, result.returned, result.doubled) == (0, 0, 0)
     assert result.takeovers >= 5 and result.acknowledged > 0
     assert len(set(result.digests.values())) == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("planted", ["lost", "returned", "doubled"])
+async def test_planted_faults_are_found(
+    clusters: ClusterPool, tmp_path: Path, planted: str
+) -> None:
+    """A run that finds nothing proves something only if it finds what is there."""
+    result = await chaos.run(clusters, tmp_path, 2, 1, print, planted=planted)
+    print(result)
+    assert getattr(result, planted) > 0

@@ -17,6 +17,15 @@ from tests.replication.replicas import ReplicaCluster, ReplicaProcess
 
 pytestmark = pytest.mark.slow
 
+STANDBY_PATHS = (
+    "/v1/queues",
+    "/v1/topics",
+    "/v1/subscriptions",
+    "/v1/schedules",
+    "/v1/dead",
+    "/v1/replication",
+)
+
 
 @pytest.fixture
 async def cluster(clusters: ClusterPool, tmp_path: Path) -> AsyncIterator[ReplicaCluster]:
@@ -51,9 +60,21 @@ async def test_the_life_of_three_replicas(cluster: ReplicaCluster) -> None:
     assert (await standby.ask("/healthz"))[0] == 200
     status, ready = await standby.ask("/readyz")
     assert status == 503 and ready["status"].startswith("standby of ")
-    status, refused = await standby.ask("/v1/queues")
-    assert status == 503 and refused["error"] == "standby"
-    assert leader.name in refused["description"]
+    # They show what they have applied, and change nothing.
+    for path in STANDBY_PATHS:
+        status, answer = await standby.ask(path)
+        assert status == 200, (path, answer)
+    while (await standby.ask("/v1/queues/q"))[1].get("length") != 3:
+        await asyncio.sleep(0.1)
+    production = json.dumps({"messages": [{"destination": "queue/q", "text": "4"}]})
+    for path, body in (
+        ("/v1/messages", production),
+        ("/v1/queues/q/purge", "{}"),
+        ("/v1/state", ""),
+    ):
+        status, refused = await standby.ask(path, "POST" if body else "GET", body)
+        assert status == 503 and refused["error"] == "standby", (path, refused)
+        assert f"{leader.name} at http://127.0.0.1:" in refused["description"]
     status, metrics = await standby.ask("/metrics")
     assert status == 200 and "crosswire_replica_leading 0" in metrics
     assert (await leader.ask("/readyz"))[0] == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +26,7 @@ from crosswire.commitlog.records import (
 )
 from crosswire.config import Config, LakeSettings, ReplicationSettings, ScheduleEntry
 from crosswire.errors import ConfigError, ConnectionLost, CrosswireError, LogDamaged, NotLeading
+from crosswire.hub.wall import Clock
 from crosswire.lake.compaction import compact
 from crosswire.lake.files import FinishedFile, find, find_all
 from crosswire.lake.files import publish as publish_files
@@ -53,6 +55,7 @@ class Node:
         self.disk = MemoryDisk()
         self.server: Server | None = None
         self.data = "/nowhere"
+        self.clock_off_s = 0.0
         self.lake = LakeSettings(messages=False, ledger=False)
 
     def use_lake(self, folder: Path, name: str = "lake") -> None:
@@ -80,6 +83,7 @@ class Node:
         )
         self.server = Server(
             config,
+            clock=Clock(lambda: time.time() + self.clock_off_s),
             open_log=lambda _: model_log(self.cluster.servers, asyncio.sleep),
             open_replica=self._open,
         )
@@ -596,3 +600,30 @@ async def test_times_do_not_run_back(cluster: Cluster) -> None:
     await publish(following, 2)
     times = [decode_record(data).time_us for data in cluster.servers.records]
     assert times == sorted(times)
+
+
+async def test_a_clock_that_is_off_is_an_alarm_and_times_do_not_run_back(
+    cluster: Cluster,
+) -> None:
+    """Clocks decide when somebody tries, never what is true."""
+    leader = await cluster.start()
+    await publish(leader, 1)
+    odd = cluster.standby()
+    await odd.stop()
+    odd.clock_off_s = 3600.0
+    await odd.start()
+    assert leader.server is not None and leader.server.replica is not None
+    replica = leader.server.replica
+    await until(lambda: any(f"clock of {odd.name}" in each for each in replica.alarms()))
+    replica.hand_over(odd.name)
+    await until(lambda: odd.leads)
+    await publish(odd, 1, start=1)
+    await cluster.reported()
+    await odd.stop()
+    following = await cluster.leader()
+    await publish(following, 1, start=2)
+    times = [decode_record(data).time_us for data in cluster.servers.records]
+    assert times == sorted(times)
+    assert times[-1] > (time.time() + 3000) * 1_000_000
+    assert following.server is not None
+    assert following.server.hub.depth("queue/q")[0] == 3

@@ -48,6 +48,7 @@ from crosswire.server.log_reader import Log
 from crosswire.server.metrics import Metrics
 from crosswire.server.replica import CheckpointSource, Replica
 from crosswire.server.revocation import revoke
+from crosswire.server.standby_hub import StandbyHub
 from crosswire.server.statistics import Statistics
 from crosswire.server.tap_feed import TapFeed, has_spool
 from crosswire.server.tls import RenewableContext, server_context
@@ -162,6 +163,7 @@ class Server:
         self._timer_at = 0.0
         self._hurried = False
         self._idle_at = 0.0
+        self._standby_hub = StandbyHub(lambda: _hub_config(self.config), self.clock.now)
         self._lake: LakeFeed | None = None
         self._tap: TapFeed | None = None
         self.log: Log | None = None
@@ -177,6 +179,21 @@ class Server:
                 raise self.replica.refusal()
             raise NotLeading("the hub has not started")
         return self._hub
+
+    def hub_to_read(self) -> Hub:
+        """The hub that runs; on a standby one that shows what it has applied, and changes nothing.
+        Raises NotLeading where there is nothing to show yet, and StoreError."""
+        replica = self.replica
+        if self._hub is not None or replica is None:
+            return self.hub
+        if replica.store.is_closed or not replica.store.node:
+            raise replica.refusal()
+        return self._standby_hub.hub_of(replica.store)
+
+    def metrics_to_read(self) -> Metrics:
+        """Those of `hub_to_read`: a standby has counted nothing. Raises what that raises."""
+        hub = self.hub_to_read()
+        return self.metrics if hub is self._hub else self._standby_hub.metrics
 
     @property
     def is_leading(self) -> bool:
@@ -326,6 +343,7 @@ class Server:
 
     async def begin_term(self, store: ReplicaStore, commits: LeaderLog) -> None:
         """This replica leads: run a hub on its store, and open the protocols' listeners."""
+        self._standby_hub.forget()
         addresses = self._addresses()
         for name in HTTP_LISTENERS:
             addresses.pop(name, None)

@@ -153,6 +153,7 @@ class App:
             identify=functools.partial(self._identify, request),
             work=self._work,
             streams=self._streams,
+            is_read=operation.on_standby,
         )
         # What a request causes in the hub is part of a turn, like what peers cause.
         self.server.hub.turns.enter()

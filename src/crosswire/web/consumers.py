@@ -50,7 +50,7 @@ _NO_FLOW = FlowRates()
 
 def flow_of(ask: OperationRequest, name: str) -> FlowRates:
     """The rates at a destination, or of a named subscription by its label in the ledger."""
-    activity = ask.server.metrics.destinations.get(name)
+    activity = ask.metrics.destinations.get(name)
     return _NO_FLOW if activity is None else rates_of(activity, ask.now())
 
 

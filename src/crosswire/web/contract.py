@@ -31,6 +31,7 @@ from crosswire.errors import (
     UnknownMessage,
 )
 from crosswire.hub.hub import Hub
+from crosswire.server.metrics import Metrics
 from crosswire.server.server import Server
 from crosswire.web.long_work import LongWork
 from crosswire.web.replays import Replays
@@ -100,6 +101,7 @@ class OperationRequest:
 
     __slots__ = (
         "_identify",
+        "_is_read",
         "body",
         "path",
         "principal",
@@ -122,8 +124,11 @@ class OperationRequest:
         identify: Callable[[], str | None] | None = None,
         work: LongWork | None = None,
         streams: StreamSlots | None = None,
+        is_read: bool = False,
     ) -> None:
-        """`identify` finds the user of this request anew; without it, that never changes."""
+        """`identify` finds the user of this request anew; without it, that never changes. With
+        `is_read` a standby answers it, too."""
+        self._is_read = is_read
         self.server = server
         self.replays = replays
         self.principal = principal
@@ -142,8 +147,14 @@ class OperationRequest:
 
     @property
     def hub(self) -> Hub:
-        """The hub of the server."""
-        return self.server.hub
+        """The hub of the server; on a standby, one that only shows what there is, for operations
+        that only read. Raises NotLeading, with the leader's address, for others."""
+        return self.server.hub_to_read() if self._is_read else self.server.hub
+
+    @property
+    def metrics(self) -> Metrics:
+        """What the hub has counted; nothing, on a standby."""
+        return self.server.metrics_to_read() if self._is_read else self.server.metrics
 
     @property
     def is_held(self) -> bool:
@@ -267,6 +278,9 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     needs: Literal["administer", "replicate", "observe", "principal", "nothing"] = "administer"
     body_bytes: int | None = SMALL_BODY_BYTES
     """The largest JSON body; None for that of the configuration, where messages are in it."""
+    on_standby: bool = False
+    """Whether a standby answers it from its store. Its handler changes nothing, and needs no part
+    of a running hub."""
     checks_numbers: bool = False
     """Whether the handler checks the numbers of the body itself: there may be very many."""
 

@@ -453,9 +453,11 @@ DEAD_OPERATIONS: Final = (
         query=DeadQueuesQuery,
         answer=DeadQueues,
         needs="principal",
+        on_standby=True,
     ),
     Operation(
         name="list_letters",
+        on_standby=True,
         tag="dead letters",
         method="GET",
         path="/v1/dead/letters",
@@ -475,9 +477,11 @@ DEAD_OPERATIONS: Final = (
         query=CausesQuery,
         answer=CauseRows,
         needs="principal",
+        on_standby=True,
     ),
     Operation(
         name="show_letter",
+        on_standby=True,
         tag="dead letters",
         method="GET",
         path="/v1/dead/letters/{id:id}",

@@ -186,7 +186,7 @@ def _has_state(ask: OperationRequest, destination: str, state: str) -> bool:
 
 def _rate(*steps: Step) -> Callable[[OperationRequest, str], float]:
     def rate(ask: OperationRequest, destination: str) -> float:
-        activity = ask.server.metrics.destinations.get(destination)
+        activity = ask.metrics.destinations.get(destination)
         return 0.0 if activity is None else activity.rate(ask.now(), *steps)
 
     return rate
@@ -366,6 +366,7 @@ QUEUE_OPERATIONS: Final = (
         query=QueuesQuery,
         answer=QueuePage,
         needs="principal",
+        on_standby=True,
     ),
     Operation(
         name="create_queue",
@@ -387,6 +388,7 @@ QUEUE_OPERATIONS: Final = (
         query=Peek,
         answer=QueueDetail,
         needs="principal",
+        on_standby=True,
     ),
     Operation(
         name="change_queue",

@@ -270,6 +270,7 @@ SCHEDULE_OPERATIONS: Final = (
         query=SchedulesQuery,
         answer=ScheduleRows,
         needs="principal",
+        on_standby=True,
     ),
     Operation(
         name="show_schedule",
@@ -281,6 +282,7 @@ SCHEDULE_OPERATIONS: Final = (
         query=PreviewQuery,
         answer=ScheduleRow,
         needs="principal",
+        on_standby=True,
     ),
     Operation(
         name="add_schedule",

@@ -295,6 +295,7 @@ SUBSCRIPTION_OPERATIONS: Final = (
         query=SubscriptionsQuery,
         answer=SubscriptionPage,
         needs="principal",
+        on_standby=True,
     ),
     Operation(
         name="assign_subscription",

@@ -96,7 +96,7 @@ def _sort_value(ask: OperationRequest, topic: Topic, sort: str) -> float:
         return len(audience.subscribers) + len(audience.subscriptions)
     activity = None
     if sort != "name":
-        activity = ask.server.metrics.destinations.get(topic.destination)
+        activity = ask.metrics.destinations.get(topic.destination)
     if activity is None:
         return 0.0
     return activity.rate(ask.now(), Step.ACCEPTED if sort == "in" else Step.DELIVERED)
@@ -169,6 +169,7 @@ TOPIC_OPERATIONS: Final = (
         query=TopicsQuery,
         answer=TopicPage,
         needs="principal",
+        on_standby=True,
     ),
     Operation(
         name="show_topic",
@@ -180,6 +181,7 @@ TOPIC_OPERATIONS: Final = (
         query=Peek,
         answer=TopicDetail,
         needs="principal",
+        on_standby=True,
     ),
     Operation(
         name="delete_topic",

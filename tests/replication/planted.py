@@ -1,0 +1,68 @@
+"""Hubs with a planted fault, which the chaos run has to find: `python -m tests.replication.planted
+FAULT serve …`.
+
+    lost       groups are acknowledged that were never appended
+    returned   settlements are confirmed, and are not in the log
+    doubled    a new leader gives out ids that the last one had given out
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from crosswire.cli.main import main
+from crosswire.commitlog.body import RecordedBody
+from crosswire.commitlog.contract import CommitGroup
+from crosswire.commitlog.leader import LeaderLog
+from crosswire.store.keys import state_key
+from crosswire.store.replica import ReplicaStore
+
+_CURSORS: Final = (state_key("change", b""), state_key("cursor", b""))
+
+
+def plant_lost() -> None:
+    append = LeaderLog._append_group
+    numbers = {"groups": 0}
+
+    async def append_some(self: LeaderLog, group: CommitGroup) -> None:
+        numbers["groups"] += 1
+        if numbers["groups"] % 3 or not group.appended:
+            await append(self, group)
+            return
+        assert isinstance(group.body, RecordedBody)
+        self._target.apply_group(group, group.body.encode(), self._chain.position)
+        self.pending_bytes = 0
+
+    LeaderLog._append_group = append_some  # type: ignore[method-assign]
+
+
+def plant_returned() -> None:
+    seal = ReplicaStore.seal
+
+    def seal_unsettled(self: ReplicaStore) -> CommitGroup:
+        group = self.group
+        group.saves = {
+            key: value for key, value in group.saves.items() if not key.startswith(_CURSORS)
+        }
+        group.ranges = []
+        return seal(self)
+
+    ReplicaStore.seal = seal_unsettled  # type: ignore[method-assign]
+
+
+def plant_doubled() -> None:
+    recover = ReplicaStore._recover
+
+    def recover_ids(self: ReplicaStore, *, is_new: bool) -> None:
+        recover(self, is_new=is_new)
+        self._next_id = self._reserved_id = max(self._next_id - self._id_block, 1)
+
+    ReplicaStore._recover = recover_ids  # type: ignore[method-assign]
+
+
+FAULTS: Final = {"lost": plant_lost, "returned": plant_returned, "doubled": plant_doubled}
+
+if __name__ == "__main__":
+    FAULTS[sys.argv[1]]()
+    sys.exit(main(sys.argv[2:]))
