@@ -7,13 +7,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SECONDS_OF_FUZZING ?= 300
-DAMAGED_STORES ?= 1000
-DAMAGE_SEED ?= 1
+CAMPAIGN ?=
 SEEDS ?= 10000
 ROUNDS ?= 200
 TEST_PROCESSES ?= 3
 
-.PHONY: install demo docs reference test test-fast test-long check fuzz campaign simulate chaos bench lock sbom clean
+.PHONY: install demo docs reference test test-fast test-long check fuzz campaign planted simulate chaos bench lock sbom clean
 
 install: $(READY)
 
@@ -58,9 +57,16 @@ check: $(READY)
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS_OF_FUZZING)
 
-# Damages files of stopped hubs and judges what the next start makes of them.
+# Real hubs that are killed, damaged, starved and attacked. Goes on where the last run ended, and
+# takes hours in all; `make campaign CAMPAIGN=kills` runs one. The results are a part of the docs.
 campaign: $(READY)
-	$(BIN)/python -m tests.store.damage --cases $(DAMAGED_STORES) --seed $(DAMAGE_SEED)
+	$(BIN)/python -m tests.campaigns $(CAMPAIGN)
+	$(BIN)/python -m tests.campaigns.page
+
+# Bugs that the simulator has to find.
+planted: $(READY)
+	$(BIN)/python -m tests.simulation.planted --jobs 2
+	$(BIN)/python -m tests.campaigns.page
 
 # Hubs, clients and faults in virtual time; a failing seed is shrunk and can be replayed.
 simulate: $(READY)

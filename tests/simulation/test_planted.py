@@ -32,12 +32,12 @@ def test_each_bug_can_be_planted(bug: PlantedBug) -> None:
 @pytest.mark.parametrize(
     ("name", "seed"),
     [
-        ("forget to sync", 1),
-        ("acknowledge a failed group", 1),
-        ("skip the rest of a page", 1),
-        ("skip the cursor", 1),
-        ("allow one attempt too few", 1),
+        ("acknowledge before the commit", 1),
+        ("allow one attempt too few", 2),
         ("leave settlements out of the ledger", 1),
+        ("MicroMsg2: acknowledge before the commit", 2),
+        ("replicas: answer before the append", 3),
+        ("replicas: never take over", 3),
     ],
 )
 def test_the_simulator_shows_a_planted_bug(name: str, seed: int) -> None:

@@ -269,7 +269,7 @@ class _QueueWorker(EmqpPeer):
             case Registered():
                 for _ in range(self._feed.slots):
                     self.connection.send_ready()
-                self.opened.set_result(None)
+                self.open()
             case RequestReceived():
                 self._feed.take(self, event)
             case PeerLeaving():

@@ -45,6 +45,11 @@ class RemotePeer(ABC):
         self.session.wake()
         await asyncio.wait([self.ended, self.session.gone])
 
+    def open(self) -> None:
+        """The handshake is done; whoever waited for it may have given up."""
+        if not self.opened.done():
+            self.opened.set_result(None)
+
     def finish(self, end: ConnectionClosed | ConnectionFailed) -> None:
         """The connection has ended. Overriding methods fail what is pending before they call it."""
         self.end = end

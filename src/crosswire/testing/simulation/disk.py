@@ -16,7 +16,7 @@ from crosswire.commitlog.local import Syncer
 from crosswire.errors import StoreError, StoreFailed, StoreFull
 from crosswire.store.damage import DamageList
 from crosswire.store.memory import MemoryDisk, Operation
-from crosswire.testing.simulation.durable import DurableMessages, MessageKey, find_messages
+from crosswire.testing.simulation.durable import DurableMessages
 
 __all__ = ["SimulatedDisk", "VirtualSyncer"]
 
@@ -63,9 +63,9 @@ class SimulatedDisk(MemoryDisk):
             if value is not None:
                 self.durable.note(value)
 
-    def damage(self, count: int, *, strength: float) -> list[MessageKey]:
+    def damage(self, count: int, *, strength: float) -> list[bytes]:
         """Some stored messages can't be read any more, and files beside the store are lost; gives
-        which messages."""
+        the records of those messages."""
         stored = [key for key in self.keys if key.startswith(_MESSAGES)]
         chosen = self._random.sample(stored, min(count, len(stored)))
         self.unreadable.update(chosen)
@@ -73,7 +73,7 @@ class SimulatedDisk(MemoryDisk):
             self.copies = None
         if strength > _MARK_LOST:
             self.mark = None
-        return [named for key in chosen for named in find_messages(self.rows[key])]
+        return [self.rows[key] for key in chosen]
 
     def replace(self, rows: dict[bytes, bytes]) -> None:
         """Have these rows instead of all others, synced."""

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from crosswire.errors import CrosswireError, HubError
-from crosswire.testing.simulation.durable import DurableMessages, MessageKey
+from crosswire.testing.simulation.durable import DurableMessages, MessageKey, find_messages
 
 __all__ = ["DeliveryKey", "Observations"]
 
@@ -97,6 +97,7 @@ class Observations:
         """Queues and named subscriptions that are consumed, and since when."""
         self.lost: set[MessageKey] = set()
         """What was damaged on the only disk that had it."""
+        self.damaged_records = 0
         self._suspicions: list[tuple[str, str, float]] = []
         self._consumers: dict[str, set[str]] = defaultdict(set)
 
@@ -152,9 +153,11 @@ class Observations:
         the `network` packets."""
         self._disturbances[who].append(self._world.now)
 
-    def damaged(self, keys: Iterable[MessageKey]) -> None:
-        """A hub alone can't keep what its disk has lost: these, and no others."""
-        self.lost.update(keys)
+    def damaged(self, records: Iterable[bytes]) -> None:
+        """A hub alone can't keep what its disk has lost: these messages, and no others."""
+        for record in records:
+            self.damaged_records += 1
+            self.lost.update(find_messages(record))
 
     def delivered(
         self, group: str, key: MessageKey, consumer: str, attempt: int | None = None

@@ -265,6 +265,9 @@ class _Scenario:
         """What was promised survives the loss of power, whatever the plan of faults has."""
         world = self.world
         self.seen.disturbed("hub")
+        # What comes back must be seen in the queues, and not be consumed once more.
+        for each in self.hosts.values():
+            each.kill()
         for machine in self.hub.machines:
             machine.cut_power()
         for machine in self.hub.machines:

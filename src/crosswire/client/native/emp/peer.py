@@ -182,7 +182,7 @@ class EmpPeer(RemotePeer):
                 case RequestReceived():
                     self._take(event)
                 case ConnectionOpened():
-                    self.opened.set_result(None)
+                    self.open()
                 case ConnectionClosed() | ConnectionFailed():
                     self.finish(event)
         # One task for all requests of a read, not one for each.

@@ -79,7 +79,7 @@ class EmqpPeer(RemotePeer):
     def handle_event(self, event: Event) -> None:
         """Handle one event; overridden for those of a client, a subscriber or a worker."""
         if isinstance(event, PeerReady):
-            self.opened.set_result(None)
+            self.open()
         elif isinstance(event, PongReceived):
             pong = self._pongs.get(event.context)
             if pong is not None and not pong.done():

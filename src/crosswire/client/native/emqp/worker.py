@@ -55,7 +55,7 @@ class _WorkerPeer(EmqpPeer):
                 pass  # the handshake is done, but the worker is not registered
             case Registered():
                 self._owner._join(self)
-                self.opened.set_result(None)
+                self.open()
             case RequestReceived():
                 self._owner._begin(event)
             case PeerLeaving():

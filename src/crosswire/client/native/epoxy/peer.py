@@ -267,7 +267,7 @@ class EpoxyPeer(RemotePeer):
                     else:
                         self.events_dropped += 1
                 case ConnectionOpened():
-                    self.opened.set_result(None)
+                    self.open()
                 case ConnectionClosed() | ConnectionFailed():
                     self.finish(event)
         self._find_worker()

@@ -119,7 +119,7 @@ class MicroMsg2Peer(RemotePeer):
                         _settle(self._unsettled.pop(sequence))
                 case Opened():
                     self.agreed = event
-                    self.opened.set_result(None)
+                    self.open()
                 case ConnectionClosed() | ConnectionFailed():
                     self.finish(event)
                 case _ if self._on_event is not None:

@@ -1,0 +1,101 @@
+"""The tables of docs/reliability.md, from the results: `python -m tests.campaigns.page`.
+
+What stands between two marks of a table is replaced; the rest of the page is written by hand.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from tests.campaigns.catalogue import CAMPAIGNS
+from tests.campaigns.results import CampaignPart, read
+from tests.simulation.bugs import BUGS
+
+__all__ = ["PAGE", "render"]
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "reliability.md"
+_TABLE: Final = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+
+def render(text: str, parts: Sequence[CampaignPart]) -> str:
+    """The page with tables of these results."""
+    tables = {"campaigns": _campaigns, "details": _details, "planted": _planted, "fuzz": _fuzz}
+    return _TABLE.sub(lambda found: f"{found[1]}\n{tables[found[2]](parts)}\n\n{found[3]}", text)
+
+
+def _of(parts: Sequence[CampaignPart], name: str) -> list[CampaignPart]:
+    return [each for each in parts if each.campaign == name]
+
+
+def _campaigns(parts: Sequence[CampaignPart]) -> str:
+    rows = [
+        "| campaign | what | rounds | of | attempted | acknowledged | lost | returned | wrong |"
+        " unavailable |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for campaign in CAMPAIGNS:
+        own = _of(parts, campaign.name)
+        sums = [
+            sum(getattr(each, name) for each in own)
+            for name in ("rounds", "attempted", "acknowledged", "lost", "returned", "wrong")
+        ]
+        unavailable = sum(each.unavailable_s for each in own)
+        rounds, *others = (f"{each:,}" for each in sums)
+        cells = [campaign.name, campaign.about, rounds, f"{campaign.total:,}", *others]
+        rows.append(f"| {' | '.join(cells)} | {f'{unavailable:,.0f} s' if unavailable else ''} |")
+    return "\n".join(rows)
+
+
+def _details(parts: Sequence[CampaignPart]) -> str:
+    """What the campaigns counted beside that, of their last parts."""
+    rows = ["| campaign | date | rounds | what it counted |", "|---|---|---:|---|"]
+    for name in ("simulation", "damage", "garbage", "churn", "soak"):
+        for part in _of(parts, name)[-3:]:
+            found = ", ".join(f"{key} {value}" for key, value in part.details.items())
+            rows.append(f"| {name} | {part.date} | {part.rounds:,} | {found} |")
+    return "\n".join(rows)
+
+
+def _fuzz(parts: Sequence[CampaignPart]) -> str:
+    totals: dict[str, int] = {}
+    for part in _of(parts, "fuzz"):
+        for name, count in part.details.items():
+            totals[name] = totals.get(name, 0) + int(count)
+    rows = ["| decoder | inputs so far |", "|---|---:|"]
+    rows += [f"| {name} | {count:,} |" for name, count in sorted(totals.items())]
+    return "\n".join(rows)
+
+
+def _planted(parts: Sequence[CampaignPart]) -> str:
+    names = [bug.name for bug in BUGS]
+    last = {str(part.details["bug"]): part for part in _of(parts, "planted")}
+    tried = [last[name] for name in names if name in last]
+    caught = [part for part in tried if not part.wrong]
+    rows = [
+        f"{len(caught)} of the {len(names)} bugs were caught"
+        + ("." if len(tried) == len(names) else f"; {len(names) - len(tried)} were not tried yet."),
+        "",
+        "| bug | caught by | seed |",
+        "|---|---|---:|",
+    ]
+    for part in caught:
+        rows.append(f"| {part.details['bug']} | {part.details['violation']} | {part.seed} |")
+    missed = [part for part in tried if part.wrong]
+    if missed:
+        rows += ["", "Not caught:", ""]
+        rows += [f"- {part.details['bug']} (in {part.rounds} seeds)" for part in missed]
+    return "\n".join(rows)
+
+
+def main() -> int:
+    """Write the page; gives the exit code."""
+    PAGE.write_text(render(PAGE.read_text(), read()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
