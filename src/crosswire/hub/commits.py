@@ -190,9 +190,9 @@ class CommitPath:
         """The open group."""
         return self._store.group
 
-    def committed(self) -> Receipt:
+    def committed(self, receipt: Receipt | None = None) -> Receipt:
         """Done when all that was requested so far, settlements included, is durable."""
-        receipt = Receipt([], {})
+        receipt = receipt or Receipt([], {})
         self.group.receipts.append(receipt)
         self.request()
         return receipt
@@ -213,7 +213,7 @@ class CommitPath:
     def changed(self, backlog: StoredBacklog, *, request: bool = True) -> None:
         """It has something to write when the group is sealed; nobody waits for it.
 
-        Whoever sends to thousands of queues pays for them one by one: the one that has not changed
+        A peer that sends to thousands of queues is charged for each of them: the one that has not changed
         for longest is written now, and again if it changes once more before the group is sealed.
         """
         changed = self._changed
