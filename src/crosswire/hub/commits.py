@@ -190,12 +190,16 @@ class CommitPath:
         """The open group."""
         return self._store.group
 
-    def committed(self, receipt: Receipt | None = None) -> Receipt:
+    def committed(self) -> Receipt:
         """Done when all that was requested so far, settlements included, is durable."""
-        receipt = receipt or Receipt([], {})
+        receipt = Receipt([], {})
+        self.finish_with_group(receipt)
+        return receipt
+
+    def finish_with_group(self, receipt: Receipt) -> None:
+        """Have this done when all that was requested so far is durable."""
         self.group.receipts.append(receipt)
         self.request()
-        return receipt
 
     def written(self) -> Receipt:
         """Done when what was saved so far is with the operating system: it survives the process,

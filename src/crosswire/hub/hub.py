@@ -466,7 +466,7 @@ class Hub:
             return self.commits.committed()
         # A part of it may wait for its turn, and is in a later group then.
         receipt = Receipt([], {})
-        loop.defer("commit", self.commits.committed, receipt)
+        loop.defer("commit", self.commits.finish_with_group, receipt)
         loop.pump(self.now)
         return receipt
 
