@@ -38,6 +38,8 @@ encode = msgspec.json.encode
 
 WAVES = 5
 """An attack that is over at once is repeated, or the neighbour would ping too few times."""
+AT_ONCE = 10_000
+"""Messages that one request may settle, refuse or extend."""
 PER_CONNECTION = 1000
 """Subscriptions that one connection may have."""
 
@@ -371,8 +373,8 @@ def leases(size: int) -> Attack:
         with ExitStack() as stack:
             consumer, ids = held(target, stack, size, "queue/leases")
             yield
-            for start in range(0, size, 20_000):
-                part = ids[start : start + 20_000]
+            for start in range(0, size, AT_ONCE):
+                part = ids[start : start + AT_ONCE]
                 request(consumer, "$extend", subscription=1, ids=part, lease_s=0.2)
             consumer.send()
             # All of them are delivered to it again.
@@ -382,7 +384,7 @@ def leases(size: int) -> Attack:
 
 
 def settled(size: int, *, refused: bool) -> Attack:
-    """A consumer that settles, or refuses, all that it holds by one request."""
+    """A consumer that settles, or refuses, all that it holds by as few requests as possible."""
     queue = "queue/refused" if refused else "queue/settled"
     settlement = hub_module().struct("crosswire.Settlement")
     subscription = hub_module().struct("crosswire.Subscription")
@@ -404,14 +406,19 @@ def settled(size: int, *, refused: bool) -> Attack:
             delivery = hub_module().struct("crosswire.Delivery")
             first = marshal.unmarshal(given[0].payload, delivery)
             ids = [marshal.unmarshal(each.payload, delivery).id for each in given]
-            done = settlement.python_class(
-                subscription=first.subscription, ids=ids, refused=refused, reason="no"
-            )
-            data = marshal.marshal(done, settlement)
+            for start in range(0, size, AT_ONCE):
+                done = settlement.python_class(
+                    subscription=first.subscription,
+                    ids=ids[start : start + AT_ONCE],
+                    refused=refused,
+                    reason="no",
+                )
+                data = marshal.marshal(done, settlement)
+                peer.connection.send_request("crosswire.Hub", "Settle", data)
+            data = peer.bytes_to_send()
             yield
-            peer.connection.send_request("crosswire.Hub", "Settle", data)
-            peer.send()
-            peer.answers(1)
+            peer.send(data)
+            peer.answers(size // AT_ONCE)
 
     return attack
 
@@ -504,7 +511,14 @@ SHORT: dict[str, Attack] = {
     "burst-publish": burst(20_000, "$publish", destination="queue/burst", text="x"),
     "burst-invalid": burst(20_000, "$publish", nothing=1),
     "listing": listing(1_000),
-    "backlog": backlog(2_000),
+    "backlog": backlog(5_000),
+    "many-queues": many_queues(2_000),
+    "leases": leases(10_000),
+    "settled": settled(10_000, refused=False),
+    "refused": settled(10_000, refused=True),
+    "staged": staged(2_000),
+    "purged": purged(10_000),
+    "late-answers": late_answers(2_000),
     "inform": inform(1_000),
     "multicast": multicast(8_192),
     "large": large(1 << 19, 16),
@@ -524,6 +538,13 @@ FULL: dict[str, Attack] = {
     "burst-invalid": burst(50_000, "$publish", nothing=1),
     "listing": listing(1_000),
     "backlog": backlog(20_000),
+    "many-queues": many_queues(10_000),
+    "leases": leases(60_000),
+    "settled": settled(60_000, refused=False),
+    "refused": settled(60_000, refused=True),
+    "staged": staged(10_000),
+    "purged": purged(50_000),
+    "late-answers": late_answers(9_000),
     "inform": inform(1_000),
     "multicast": multicast(65_536),
     "large-1": large(1 << 20, 16),

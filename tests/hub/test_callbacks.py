@@ -10,7 +10,14 @@ import pytest
 
 from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import Envelope
-from crosswire.errors import DestinationFull, NoProvider, ProviderFailed, ProviderLost, StoreError
+from crosswire.errors import (
+    DestinationFull,
+    NoProvider,
+    ProviderFailed,
+    ProviderLost,
+    QuotaExceeded,
+    StoreError,
+)
 from crosswire.hub.attachment import Attachment, Delivery, Ended, Notice, Window
 from crosswire.hub.commits import CommitStage
 from crosswire.hub.ledger import LedgerPeer
@@ -227,9 +234,9 @@ def test_answers_watchers_and_listeners_that_raise() -> None:
     consumer = bench.consume("queue/q", Recorder(settles=True), window=10)
     ids = bench.produce(send(b"a"), send(b"b"), send(b"c", "queue/later"))
     assert told == [bench.hub.queue("queue/q")]
-    bench.hub.watched[bench.produce(send(b"d", "queue/w"))[0]] = raising
+    bench.hub.watched.add(bench.produce(send(b"d", "queue/w"))[0], raising)
     watched = bench.produce(send(b"e", "queue/w"))[0]
-    bench.hub.watched[watched] = lambda *args: told.append(args)
+    bench.hub.watched.add(watched, lambda *args: told.append(args))
     bench.consume("queue/w", Recorder(settles=True), window=10)
     assert (watched, "") in told
     consumer.close(bench.now)
@@ -480,3 +487,28 @@ def test_a_service_without_a_number_left_for_its_journal_is_called_all_the_same(
         provider.answer(each.id, Envelope(destination="", kind="response"), bench.now)
     assert [type(each) for each in caller.answers] == [Envelope, Envelope]
     assert [type(each) for each in bench.hub.reports] == [DestinationFull]
+
+
+def test_each_holder_has_a_share_of_the_watchers() -> None:
+    bench = Bench()
+    watched = bench.hub.watched
+    watched.share.configure(8, 0.25)
+    called: list[tuple[int, str]] = []
+
+    def note(identifier: int, error: str) -> None:
+        called.append((identifier, error))
+
+    for identifier in (1, 2):
+        watched.add(identifier, note, "mallory")
+    with pytest.raises(QuotaExceeded):
+        watched.add(3, note, "mallory")
+    watched.add(4, note, "anna")
+    # What is done with makes room.
+    watched.notify([1, 4])
+    watched.add(3, note, "mallory")
+    assert watched.pop(5) is None
+    taken = watched.pop(2)
+    assert taken is not None
+    watched.put_back(2, taken)
+    assert called == [(1, ""), (4, "")]
+    assert watched.share.total == 2

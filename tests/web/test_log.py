@@ -511,3 +511,14 @@ async def test_a_reader_that_leaves_makes_room_for_others(
     for _ in range(3):
         await asyncio.to_thread(begin)
     assert len(await read_plan(web, planned, ("topic/big",))) == 12
+
+
+async def test_who_may_consume_nothing_does_not_see_how_much_others_send(
+    start_web: StartWeb,
+) -> None:
+    blind = User(name="blind", token="a-secret-of-blind", produce=("queue/a",))
+    watch = User(name="watch", token="a-secret-of-watch", observe=True)
+    web = await start_web(users=(ROOT, ANNA, blind, watch))
+    assert await code_of(web.get("/v1/log", token="a-secret-of-blind")) == "forbidden"
+    for token in ("the-secret-of-root", "a-secret-of-anna", "a-secret-of-watch"):
+        assert (await web.get("/v1/log", token=token))["latest"] >= 0

@@ -217,9 +217,13 @@ class CommitPath:
     def committed(self) -> Receipt:
         """Done when all that was requested so far, settlements included, is durable."""
         receipt = Receipt([], {})
+        self.finish_with_group(receipt)
+        return receipt
+
+    def finish_with_group(self, receipt: Receipt) -> None:
+        """Have this done when all that was requested so far is durable."""
         self.group.receipts.append(receipt)
         self.request()
-        return receipt
 
     def written(self) -> Receipt:
         """Done when what was saved so far is with the operating system: it survives the process,
@@ -237,7 +241,7 @@ class CommitPath:
     def changed(self, backlog: StoredBacklog, *, request: bool = True) -> None:
         """It has something to write when the group is sealed; nobody waits for it.
 
-        Whoever sends to thousands of queues pays for them one by one: the one that has not changed
+        A peer that sends to thousands of queues is charged for each of them: the one that has not changed
         for longest is written now, and again if it changes once more before the group is sealed.
         """
         changed = self._changed

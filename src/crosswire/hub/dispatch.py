@@ -18,12 +18,13 @@ from __future__ import annotations
 import logging
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, Protocol
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeAlias
 
 from crosswire.hub.attachment import Attachment, Delivery, Notice
+from crosswire.hub.shares import Quota
 from crosswire.hub.turns import Turns, TurnShare
 
-__all__ = ["Callbacks", "DispatchLoop", "Dispatcher", "Participant", "Watchers"]
+__all__ = ["Callbacks", "DispatchLoop", "Dispatcher", "Participant", "WatchedMessage", "Watchers"]
 
 _log = logging.getLogger("crosswire.hub")
 
@@ -103,6 +104,11 @@ class DispatchLoop:
     def touch(self, dispatcher: Dispatcher) -> None:
         """It may have something to hand out. The caller calls `pump` when it is done."""
         self._touched[dispatcher] = None
+
+    @property
+    def has_deferred(self) -> bool:
+        """Whether something is deferred that no `pump` has come to yet."""
+        return bool(self._deferred)
 
     def touched(self) -> list[Dispatcher]:
         """Those that wait for `pump`: none when that has ended, and not for want of time."""
@@ -202,19 +208,47 @@ class DispatchLoop:
         self.callbacks.run("broken", lambda: owner.receiver.broken(error))
 
 
+Watcher: TypeAlias = Callable[[int, str], None]
+
+
+class WatchedMessage(NamedTuple):
+    """Who is called about a message, and whose share of all watchers that is."""
+
+    watcher: Watcher
+    holder: str
+
+
 class Watchers:
     """Callbacks by message id: `(id, "")` when it is settled, `(id, reason)` if it never will be.
 
     A watcher is called once and removed.
     """
 
-    def __init__(self, callbacks: Callbacks) -> None:
-        self.by_id: dict[int, Callable[[int, str], None]] = {}
+    def __init__(self, callbacks: Callbacks, share: Quota) -> None:
+        self.by_id: dict[int, WatchedMessage] = {}
+        self.share = share
         self._callbacks = callbacks
+
+    def add(self, identifier: int, watcher: Watcher, holder: str = "") -> None:
+        """Have it called about a message. Raises QuotaExceeded."""
+        self.share.check(holder)
+        self.put_back(identifier, WatchedMessage(watcher, holder))
+
+    def pop(self, identifier: int) -> WatchedMessage | None:
+        """Remove the watcher of a message, if it has one."""
+        watched = self.by_id.pop(identifier, None)
+        if watched is not None:
+            self.share.remove(watched.holder)
+        return watched
+
+    def put_back(self, identifier: int, watched: WatchedMessage) -> None:
+        """Watch it again, whatever the share is."""
+        self.by_id[identifier] = watched
+        self.share.add(watched.holder)
 
     def notify(self, ids: Sequence[int], error: str = "") -> None:
         """These are settled, or with `error` will never be."""
         for identifier in ids:
-            watcher = self.by_id.pop(identifier, None)
-            if watcher is not None:
-                self._callbacks.run("watcher", watcher, identifier, error)
+            watched = self.pop(identifier)
+            if watched is not None:
+                self._callbacks.run("watcher", watched.watcher, identifier, error)

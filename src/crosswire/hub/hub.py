@@ -49,6 +49,8 @@ from crosswire.store.contract import Store
 __all__ = ["Hub"]
 
 _HOUSEKEEPING_S: Final = 10.0
+_WATCHED: Final = 100_000
+"""Messages whose producers wait for their end, of all peers together."""
 _CHORES: Final = 50
 _PAUSE_S: Final = 0.005
 
@@ -105,7 +107,7 @@ class Hub:
             damage=self.damage,
             floors=floors,
             seals=self.seals,
-            watchers=Watchers(loop.callbacks),
+            watchers=Watchers(loop.callbacks, Quota("watched results", _WATCHED, config.share)),
             windows=self.windows,
             holders=self.holders,
             chance=random.random,
@@ -126,7 +128,7 @@ class Hub:
         )
         self.consumers_changed = self._destinations.consumers_changed
         """Called with a queue when somebody starts or stops consuming it."""
-        self.watched = core.watchers.by_id
+        self.watched = core.watchers
         """Callbacks by message id: `(id, "")` when it is settled, `(id, reason)` if it never will
         be."""
         self._intake = Intake(core, self._destinations, self.subscriptions)
@@ -422,6 +424,7 @@ class Hub:
         self.staging.reconfigure(config.staging, config.share)
         self._unused.expire_s = config.expire_s
         self._destinations.owners.configure(config.share)
+        self.watched.share.configure(_WATCHED, config.share)
         self.subscriptions.share.configure(config.subscriptions, config.share)
         self.schedules.share.configure(config.schedules, config.share)
         self.schedules.bytes_share.configure(config.schedules_bytes, config.share)
@@ -458,7 +461,14 @@ class Hub:
 
     def committed(self) -> Receipt:
         """Done when all that was requested so far, settlements included, is on disk."""
-        return self.commits.committed()
+        loop = self._core.loop
+        if not loop.has_deferred:
+            return self.commits.committed()
+        # A part of it may wait for its turn, and is in a later group then.
+        receipt = Receipt([], {})
+        loop.defer("commit", self.commits.finish_with_group, receipt)
+        loop.pump(self.now)
+        return receipt
 
     def written(self) -> Receipt:
         """Done when what was saved so far is with the operating system: it survives the process,

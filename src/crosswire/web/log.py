@@ -30,7 +30,15 @@ class Logs(msgspec.Struct, frozen=True):
 
 
 async def list_logs(ask: OperationRequest) -> Logs:
-    """Destinations that the principal may consume, and the newest committed id."""
+    """Destinations that the principal may consume, and the newest committed id.
+
+    Raises Forbidden for who may consume nothing: ids are given out for all destinations together,
+    so that one shows how much others send.
+    """
+    access = ask.server.context.access
+    if not (ask.is_observer or access.may_anywhere(ask.principal, "consume")):
+        ask.server.context.count("forbidden", "http")
+        raise Forbidden(f"{ask.principal} may not consume anything")
     destinations = ask.hub.store.destinations() if ask.query.names else {}
     async with ask.work.turn() as turn:
         names = await ask.work.first(

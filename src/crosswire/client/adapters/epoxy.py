@@ -41,6 +41,8 @@ __all__ = ["EpoxyAdapter"]
 _log = logging.getLogger("crosswire.client.adapters.epoxy")
 
 _HUB: Final = "crosswire.Hub"
+_SETTLED_AT_ONCE: Final = 10_000
+"""Ids in one request: the hub's limit."""
 _LAST_WORD_S: Final = 5.0
 """How long closing waits for the hub to have unsubscribed us."""
 _CODES: Final = {
@@ -254,11 +256,13 @@ class _EpoxyFeed(Feed):
             while self._settling:
                 settling, self._settling = self._settling, {}
                 for (peer, number), ids in settling.items():
-                    settlement = _struct("Settlement", subscription=number, ids=ids)
-                    try:
-                        await peer.call_bytes(_HUB, "Settle", settlement)
-                    except CrosswireError as error:
-                        _log.warning("%d messages were not settled: %s", len(ids), error)
+                    for start in range(0, len(ids), _SETTLED_AT_ONCE):
+                        part = ids[start : start + _SETTLED_AT_ONCE]
+                        settlement = _struct("Settlement", subscription=number, ids=part)
+                        try:
+                            await peer.call_bytes(_HUB, "Settle", settlement)
+                        except CrosswireError as error:
+                            _log.warning("%d messages were not settled: %s", len(part), error)
         finally:
             self._settler = None
 

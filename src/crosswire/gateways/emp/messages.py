@@ -48,6 +48,7 @@ OPERATION_BYTES: Final = 512 * 1024
 """The size of an operation's data, except of those that carry a message: enough for as many names
 as one `$serve` may have."""
 
+_EXTENDED_AT_ONCE: Final = 10_000
 _Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_INTEGER)]
 _Window = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_WINDOW)]
 
@@ -101,7 +102,7 @@ class ExtendData(msgspec.Struct, frozen=True):
     """Data of `$extend`: messages of a subscription that the peer still works on."""
 
     subscription: int
-    ids: Annotated[list[int], msgspec.Meta(max_length=LARGEST_WINDOW)]
+    ids: Annotated[list[int], msgspec.Meta(max_length=_EXTENDED_AT_ONCE)]
     lease_s: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_LEASE_S)]
 
 

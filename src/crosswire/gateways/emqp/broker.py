@@ -17,7 +17,13 @@ from typing import Final, Protocol
 
 from crosswire.access import Right
 from crosswire.envelope import Envelope, parse_stored_destination
-from crosswire.errors import InvalidDestination, InvalidSchedule, RecordDamaged, UnknownMessage
+from crosswire.errors import (
+    InvalidDestination,
+    InvalidSchedule,
+    QuotaExceeded,
+    RecordDamaged,
+    UnknownMessage,
+)
 from crosswire.gateways.context import GatewayContext, Leftover
 from crosswire.gateways.emqp.messages import DONE, IDENTITY, MSGID, RequestOptions, failure
 from crosswire.hub.attachment import Attachment, Consumer
@@ -45,7 +51,6 @@ _REQUESTED: Final = "emqp.asked"
 """The store's space for queues that were requested. The name is part of stored data."""
 _REMEMBERED: Final = 10_000
 _REMEMBERED_BYTES: Final = 64 * 1024 * 1024
-_WATCHED: Final = 100_000
 _SCAN_S: Final = 1.0
 """The interval at which queues without a consumer are searched for requests."""
 _SCANNED: Final = 500
@@ -249,7 +254,7 @@ class Broker:
 
     def answer(self, envelope: Envelope, result: bytes) -> None:
         """Send a result to the client that requested it, if it is, or is again, connected."""
-        self.hub.watched.pop(envelope.id, None)
+        self.hub.watched.pop(envelope.id)
         native = envelope.native
         if IDENTITY in native and MSGID in native:
             self._answer(native[IDENTITY], envelope.principal, native[MSGID].decode(), result)
@@ -263,10 +268,14 @@ class Broker:
 
     def watch(self, identifier: int, envelope: Envelope) -> None:
         """Report the end of a request to its client, if a consumer without results settles it."""
-        watched = self.hub.watched
-        if len(watched) < _WATCHED:
-            identity, msgid = envelope.native[IDENTITY], envelope.native[MSGID].decode()
-            watched[identifier] = partial(self._ended, identity, envelope.principal, msgid)
+        identity, msgid = envelope.native[IDENTITY], envelope.native[MSGID].decode()
+        ended = partial(self._ended, identity, envelope.principal, msgid)
+        holder = self.hub.holders.of(envelope.principal, envelope.connection)
+        try:
+            self.hub.watched.add(identifier, ended, holder)
+        except QuotaExceeded:
+            # Its client gets no DONE; others have room for theirs.
+            self.context.count("limited", "emqp", "watched results")
 
     def _ended(
         self, identity: bytes, principal: str, msgid: str, _identifier: int, error: str
@@ -422,7 +431,7 @@ class Broker:
             return None
         # The watcher would answer the client with DONE as soon as the message is settled, but the
         # real result is here.
-        watcher = self.hub.watched.pop(envelope.id, None)
+        watcher = self.hub.watched.pop(envelope.id)
         if any(other.surrender(msgid, envelope.id) for other in self.workers):
             return envelope
         queue = self.hub.queue(envelope.destination)
@@ -430,7 +439,7 @@ class Broker:
         if queue.remove([envelope.id], Step.SETTLED, now, detail="done by its first worker"):
             return envelope
         if watcher is not None:
-            self.hub.watched[envelope.id] = watcher
+            self.hub.watched.put_back(envelope.id, watcher)
         return None
 
     def _is_trusted(self, worker: BrokerWorker, envelope: Envelope) -> bool:

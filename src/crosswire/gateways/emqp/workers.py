@@ -355,7 +355,7 @@ class WorkerGateway(EmqpGateway):
                 settled.append(envelope.id)
                 if options.wants_reply:
                     # Settled now, but the worker's result is what its client gets, not DONE.
-                    self.hub.watched.pop(envelope.id, None)
+                    self.hub.watched.pop(envelope.id)
                     self._keep(known.decode(), queue, delivery, None, options, now)
             requests.append(job)
         connection.send_requests(requests)

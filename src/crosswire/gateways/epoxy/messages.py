@@ -10,7 +10,6 @@ from crosswire.bond.schema import DecodeLimits, StructDef
 from crosswire.envelope import PROPERTIES, Property, check_properties
 from crosswire.errors import BondError, CrosswireError, InvalidEnvelope, ProviderFailed
 from crosswire.gateways import failures
-from crosswire.gateways.options import LARGEST_WINDOW
 from crosswire.hub.attachment import Delivery
 from crosswire.wire.epoxy.comm import ErrorCode, unmarshal_error
 
@@ -54,8 +53,9 @@ EXTENDED: Final = _struct("Extended")
 
 REQUEST_LIMITS: Final = DecodeLimits(values=32 * PROPERTIES)
 """For the requests of `crosswire.Hub`: enough for as many properties as a message may have."""
-SETTLE_LIMITS: Final = DecodeLimits(values=2 * LARGEST_WINDOW)
-"""For `Settle`: enough for the ids of a whole window."""
+_SETTLED_AT_ONCE: Final = 10_000
+SETTLE_LIMITS: Final = DecodeLimits(values=_SETTLED_AT_ONCE + 64)
+"""For `Settle` and `Extend`: as many ids as can be read and settled in one turn."""
 SERVED_AT_ONCE: Final = 1000
 """How many names one `Serve` may have."""
 
