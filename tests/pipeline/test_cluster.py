@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -26,6 +27,24 @@ PROGRAM = Path(crosswire.pipeline.__file__).with_name("__main__.py")
 DEPLOY = "org.apache.spark.deploy"
 SMALL_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 WAIT_S = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for_port(port: int, child: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until a program listens."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        assert child.poll() is None, log.read_text()[-2000:]
+        assert time.monotonic() < deadline, log.read_text()[-2000:]
+        time.sleep(0.1)
 
 
 class Node:

@@ -38,6 +38,7 @@ from crosswire.pipeline.sources.flow_shares import (
 from crosswire.pipeline.sources.packet_kernels import PACKET
 from crosswire.pipeline.sources.pcap_reader import COLUMNS, FOR_REASSEMBLY, READABLE, PcapReader
 from crosswire.pipeline.sources.pcap_stream import PcapStreamReader
+from crosswire.pipeline.spark import cores_of
 from crosswire.pipeline.tables.wire import COLUMNS as WIRE_COLUMNS
 
 __all__ = [
@@ -175,7 +176,7 @@ class Captures:
         self._shares = 0
         self._splits: list[Split] = []
         if not shuffle:
-            cores = spark.sparkContext.defaultParallelism
+            cores = cores_of(spark)
             self._survey, self._shares = _plan(paths, cores, skip_damaged=skip_damaged)
         if self._survey is None:
             self._splits = [
@@ -239,7 +240,7 @@ def count_packets(spark: SparkSession, parts: list[Split]) -> PacketCounts:
                     pass  # only the counts matter here
         yield pa.RecordBatch.from_pylist([{"counts": msgspec.json.encode(counts).decode()}])
 
-    tasks = min(len(unknown), 4 * spark.sparkContext.defaultParallelism)
+    tasks = min(len(unknown), 4 * cores_of(spark))
     given = spark.createDataFrame(unknown, "part string").repartition(tasks)
     for row in given.mapInArrow(count, "counts string").collect():
         total.merge(msgspec.json.decode(row.counts, type=PacketCounts))
