@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+import crosswire
 from crosswire.pipeline.spark import SMALL_INPUT, java_home
 from tests.pipeline.conftest import Made
 from tests.pipeline.stream.test_run import tables
@@ -20,10 +22,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.spark]
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a server, which knows nothing of this package."""
-    folder = tmp_path_factory.mktemp("connect")
+@contextmanager
+def server(folder: Path, path: str) -> Iterator[str]:
+    """The URL of a server whose Python looks for packages in this path."""
     port = free_port()
     settings = SMALL_INPUT | {
         "spark.connect.grpc.binding.port": str(port),
@@ -39,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     environment = os.environ | {
         "JAVA_HOME": str(java_home()),
         "PYSPARK_PYTHON": sys.executable,
-        "PYTHONPATH": "",
+        "PYTHONPATH": path,
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     log = folder / "log"
@@ -57,14 +58,18 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             child.wait()
 
 
-def test_the_tables_are_the_same(server: str, hub_lake: Made, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ship", ["false", pytest.param("true", marks=pytest.mark.long)])
+def test_the_tables_are_the_same(hub_lake: Made, tmp_path: Path, ship: str) -> None:
     given = hub_lake.folder.parent / "data"
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.pipeline.connect_driver", server, tmp_path, given],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    # Without the package it is sent there, and compiled again, which takes minutes.
+    path = str(Path(crosswire.__file__).parents[1]) if ship == "false" else ""
+    with server(tmp_path, path) as url:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.pipeline.connect_driver", url, tmp_path, given, ship],
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
     assert done.returncode == 0, done.stderr[-3000:]
     expected = tables(hub_lake.folder)
     found = tables(tmp_path / "batch")

@@ -129,7 +129,7 @@ def start(
         with _standard_error_to(handle), plain_errors(Path(log)):
             with _ended_by_interrupt():
                 session = builder.getOrCreate()
-            if not is_local:
+            if not is_local and settings.get(_SHIP) != "false":
                 _ship(session)
             return session
     except (OSError, RuntimeError) as error:
@@ -137,6 +137,8 @@ def start(
 
 
 _CONNECT: Final = "sc://"
+_SHIP: Final = "spark.crosswire.ship"
+"""`false` where workers have the package installed: they need not compile it again then."""
 
 
 def _connected(url: str, conf: Mapping[str, str]) -> SparkSession:
@@ -145,10 +147,13 @@ def _connected(url: str, conf: Mapping[str, str]) -> SparkSession:
     settings = {key: value for key, value in _SETTINGS.items() if key.startswith("spark.sql.")}
     for key in _OF_SERVER:
         settings.pop(key, None)
-    for key, value in (settings | dict(conf)).items():
+    settings |= conf
+    ships = settings.pop(_SHIP, "true") != "false"
+    for key, value in settings.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
-    _ship(session)
+    if ships:
+        _ship(session)
     return session
 
 
