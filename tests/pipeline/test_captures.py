@@ -46,6 +46,7 @@ __all__ = ["few_tasks"]
 
 TRAFFIC = SampleTraffic(seed=3, connections=10, messages=8, payload_bytes=200)
 SNAP_BYTES = 120
+HOUR_US = 3_600_000_000
 TABLES = frozenset({"frames", "messages", "violations", "directions", "accounting"})
 
 Mishap = Callable[[Packets], Packets]
@@ -56,6 +57,14 @@ def shuffled(given: Packets) -> Packets:
     random = Random(4)
     places = sorted(range(len(given)), key=lambda index: index + random.uniform(0, 12))
     return [(time, given[place][1]) for (time, _), place in zip(given, places, strict=True)]
+
+
+def stepped(given: Packets) -> Packets:
+    """The clock is set back by an hour in the middle."""
+    half = len(given) // 2
+    return [
+        (time - (HOUR_US if at >= half else 0), frame) for at, (time, frame) in enumerate(given)
+    ]
 
 
 def lossy(given: Packets) -> Packets:
@@ -76,12 +85,13 @@ def in_gre(given: Packets) -> Packets:
 MISHAPS: dict[str, Mishap] = {
     "clean": lambda given: given,
     "shuffled": shuffled,
+    "stepped": stepped,
     "vxlan": in_vxlan,
     "gre": in_gre,
     "lossy": lossy,
     "cut": lambda given: given,
 }
-SAME = ("shuffled", "vxlan", "gre")
+SAME = ("shuffled", "stepped", "vxlan", "gre")
 OTHERS: Packets = [
     (0, linked(ipv4(udp(b"name?", 53), kind=17), ETHERNET)),
     (0, bytes(12) + b"\x08\x06" + bytes(28)),
