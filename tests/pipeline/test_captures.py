@@ -25,7 +25,7 @@ from crosswire.pipeline.batch import BatchJob, run_batch
 from crosswire.pipeline.sources.capture_reader import plain_file
 from crosswire.pipeline.sources.flow_shares import survey
 from crosswire.pipeline.sources.inputs import find_inputs
-from crosswire.pipeline.sources.pcap import wire_of_share
+from crosswire.pipeline.sources.pcap import Captures, wire_of_share
 from crosswire.testing.traffic import SampleTraffic, packets
 from tests.pipeline.captures import (
     ETHERNET,
@@ -62,9 +62,7 @@ def shuffled(given: Packets) -> Packets:
 def stepped(given: Packets) -> Packets:
     """The clock is set back by an hour in the middle."""
     half = len(given) // 2
-    return [
-        (time - (HOUR_US if at >= half else 0), frame) for at, (time, frame) in enumerate(given)
-    ]
+    return [*given[:half], *((time - HOUR_US, frame) for time, frame in given[half:])]
 
 
 def lossy(given: Packets) -> Packets:
@@ -175,6 +173,16 @@ def test_what_only_looks_different_is_the_same(made: Made, mishap: str) -> None:
     if mishap != "shuffled":
         count = len(of(made, "silver/messages", "clean"))
         assert len(of(made, "silver/messages", mishap)) == count
+
+
+def test_a_clock_that_is_set_back_where_segments_are_shuffled(
+    spark: SparkSession, folder: Path
+) -> None:
+    captures = Captures(spark, [str(folder / "stepped.pcap")], shuffle=True)
+    rows = captures.wire().select("connection", "length").toArrow()
+    assert len(set(rows["connection"].to_pylist())) == 10
+    whole = Captures(spark, [str(folder / "stepped.pcap")]).wire().select("length").toArrow()
+    assert sum(rows["length"].to_pylist()) == sum(whole["length"].to_pylist())
 
 
 def test_what_was_lost_is_a_gap_and_nothing_else(made: Made) -> None:
