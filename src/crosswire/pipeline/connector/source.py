@@ -48,6 +48,10 @@ from crosswire.pipeline.spark_features import (
 
 __all__ = ["CrosswireDataSource"]
 
+_MOST_LAG: Final = 1_000_000
+"""A longer lag is reported as this: counting takes time."""
+_MOST_LAGS: Final = 32
+"""With more destinations no lag is reported: each is a request to the hub."""
 EVERYTHING: Final = {OTHERS: EARLIEST}
 _QUIET_S: Final = 0.1
 """How long a stream waits when nothing is new: Spark asks again at once, and would send the hub a
@@ -215,6 +219,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._log = HubLog(options)
         self._target: Offsets | None = None
+        self._start: Offsets | None = None
+        """Up to here Spark has read."""
         self._quiet: tuple[Offsets, int] | None = None
 
     def initialOffset(self) -> Offsets:  # noqa: N802
@@ -237,9 +243,20 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {OTHERS: {seen.node: seen.end}}
 
     def reportLatestOffset(self) -> Offsets:  # noqa: N802
-        """The end of the log, for Spark's progress reports (lag)."""
+        """The end of the log, and under `lag` the messages of each subscribed destination that the
+        stream has not read, as the hub counts them: for Spark's progress reports."""
         seen = self._log.look()
-        return {OTHERS: {seen.node: seen.end}}
+        end = {OTHERS: {seen.node: seen.end}}
+        if self._start is None or OTHERS not in self._start:
+            return end
+        if seen.node not in self._start[OTHERS] or len(seen.destinations) > _MOST_LAGS:
+            return end
+        starts = self._from(self._start, seen.node)
+        counts = {
+            name: self._log.plan([name], starts=starts, end=seen.end, limit=_MOST_LAG).count
+            for name in seen.destinations
+        }
+        return {**end, "lag": counts}
 
     def latestOffset(  # noqa: N802
         self, start: Offsets | None = None, limit: ReadLimit | None = None
@@ -251,6 +268,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Spark 4.0 gives no start: then it is the end of the log."""
         seen = self._log.look()
         target = seen.end
+        self._start = start
         if start is None:
             return {OTHERS: {seen.node: target}}
         if self._target is not None:
