@@ -3,7 +3,9 @@
     python benchmarks/live.py [--messages 200000] [--payload 200] [--parts 2] [--no-lake]
 
 A hub in its own process gets messages; then a batch reads all of them, while another peer publishes
-and waits for each acknowledgement: first without, then during the read.
+and waits for each acknowledgement: first without, then during the read. With the lake, the same
+columns of the same files are then read twice more, in turn with the source: by a Python data
+source that does nothing but that, with pyarrow, and by the Parquet scan of Spark's JVM.
 """
 
 from __future__ import annotations
@@ -12,18 +14,27 @@ import argparse
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
-from pyspark.sql import SparkSession
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
 
 from crosswire.cli.bench.hub import started_hub
 from crosswire.pipeline import register
 from crosswire.pipeline.connector.address import HubAddress
+from crosswire.pipeline.connector.columns import needed, schema, to_spark
+from crosswire.pipeline.connector.options import known_columns
 from crosswire.pipeline.spark import start
 
 _BATCH = 2000
+_ROUNDS = 5
+SEALED = "[lake]\nseal_s = 1\n"
 
 
 def main() -> None:
@@ -33,7 +44,7 @@ def main() -> None:
     parser.add_argument("--no-lake", action="store_true", help="read everything from the store")
     parser.add_argument("--parts", type=int, default=2, help="minimum number of tasks")
     options = parser.parse_args()
-    config = "[lake]\nmessages = false\nledger = false\n" if options.no_lake else ""
+    config = "[lake]\nmessages = false\nledger = false\n" if options.no_lake else SEALED
     with started_hub("http", config=config) as hub:
         url = f"http://127.0.0.1:{hub.ports['http']}"
         fill(HubAddress(url), options.messages, "x" * options.payload)
@@ -46,6 +57,8 @@ def main() -> None:
         with pinging(url) as beside:
             took_s, rows = read(spark, url, options.parts)
         cpu_s = hub.cpu_s() - before
+        if not options.no_lake:
+            compare(spark, url, options.parts, Path(hub.data) / "lake" / "messages", rows)
         spark.stop()
     assert rows == options.messages // _BATCH * _BATCH
     print(f"{rows} messages in {took_s:.2f} s: {rows / took_s:,.0f}/s; hub {cpu_s:.2f} s of CPU")
@@ -61,11 +74,85 @@ def fill(hub: HubAddress, count: int, text: str) -> None:
 
 
 def read(spark: SparkSession, url: str, parts: int) -> tuple[float, int]:
-    began = time.perf_counter()
+    return timed(lambda: source(spark, url, parts))
+
+
+def source(spark: SparkSession, url: str, parts: int) -> DataFrame:
     reader = spark.read.format("crosswire").option("hub", url).option("subscribe", "topic/bench")
-    frame = reader.option("minPartitions", parts).load()
-    row = frame.selectExpr("count(value) as rows", "sum(length(value)) as bytes").collect()[0]
+    return reader.option("minPartitions", parts).load()
+
+
+def timed(frame: Callable[[], DataFrame]) -> tuple[float, int]:
+    began = time.perf_counter()
+    counts = ("count(value) as rows", "sum(length(value)) as bytes")
+    row = frame().selectExpr(*counts).collect()[0]
     return time.perf_counter() - began, int(row.rows)
+
+
+COLUMNS = known_columns({})
+"""Those that the source has by default."""
+
+
+class FilesSource(DataSource):
+    """Reads files with pyarrow and gives the source's columns: what any source in Python costs."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "files"
+
+    def schema(self) -> str:
+        return schema(COLUMNS)
+
+    def reader(self, _schema: StructType) -> DataSourceReader:
+        return FilesReader(self.options["files"].split(","), int(self.options["parts"]))
+
+
+class FilesReader(DataSourceReader):
+    def __init__(self, files: list[str], parts: int) -> None:
+        self._files = files
+        self._parts = parts
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(self._files[part :: self._parts]) for part in range(self._parts)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        for path in partition.value:
+            with pq.ParquetFile(path) as file:
+                for batch in file.iter_batches(columns=needed(COLUMNS)):
+                    yield to_spark(batch, COLUMNS, "node")
+
+
+def compare(spark: SparkSession, url: str, parts: int, folder: Path, rows: int) -> None:
+    """Read all messages in three forms, in turn, and print the best time of each."""
+    files = sealed(folder, rows)
+    spark.dataSource.register(FilesSource)
+    named = {"files": ",".join(files), "parts": str(parts)}
+    readers: dict[str, Callable[[], DataFrame]] = {
+        "the source": lambda: source(spark, url, parts),
+        "a source that reads the files": lambda: spark.read.format("files").options(**named).load(),
+        "the JVM's scan": lambda: (
+            spark.read.parquet(*files)
+            .where("destination = 'topic/bench'")
+            .withColumnRenamed("payload", "value")
+        ),
+    }
+    best = dict.fromkeys(readers, float("inf"))
+    for _ in range(_ROUNDS):
+        for name, frame in readers.items():
+            best[name] = min(best[name], timed(frame)[0])
+    for name, took_s in best.items():
+        print(f"{name}: {rows / took_s:,.0f}/s, best of {_ROUNDS}")
+    share = best["a source that reads the files"] / best["the source"]
+    print(f"the source reads {share:.2f} times as fast as one that only reads the files")
+
+
+def sealed(folder: Path, rows: int) -> list[str]:
+    """The files of the lake, once they have all messages."""
+    while True:
+        files = sorted(str(path) for path in folder.glob("date=*/*.parquet"))
+        if sum(pq.read_metadata(path).num_rows for path in files) >= rows:
+            return files
+        time.sleep(0.2)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -18,16 +17,18 @@ from crosswire.pipeline.batch import BatchJob, run_batch
 from crosswire.pipeline.sources.inputs import find_inputs
 from crosswire.pipeline.spark import SMALL_INPUT, start
 from crosswire.pipeline.summary import Summary
+from crosswire.pipeline.visible_tables import VisibleTables
 from crosswire.testing.traffic import SampleTraffic
 from tests.pipeline.captures import write_captures
 
 TRAFFIC = SampleTraffic(seed=5, connections=10, messages=12, payload_bytes=64)
 
 
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a table; times as numbers, µs since 1970, which can be compared with what the
-    traffic was made of. `revocable` is left out: a stream and a batch differ in it."""
-    rows = pq.read_table(folder)
+def rows_of(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The rows of a table, `gold/traffic`; times as numbers, µs since 1970, which can be compared
+    with what the traffic was made of. `revocable` is left out: a stream and a batch differ in
+    it."""
+    rows = VisibleTables(str(folder)).read(name.replace("/", "."))
     for index, field in enumerate(rows.schema):
         if pa.types.is_timestamp(field.type):
             rows = rows.set_column(index, field.name, pc.cast(rows.column(index), pa.int64()))
@@ -42,7 +43,12 @@ class Made:
         self.summary = summary
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        return rows_of(self.folder / name)
+        return rows_of(self.folder, name)
+
+    def path(self, name: str) -> str:
+        """The folder of a table that a batch wrote."""
+        (found,) = VisibleTables(str(self.folder)).paths(name.replace("/", "."))
+        return found
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from crosswire.pipeline.batch import BatchJob, run_batch
 from crosswire.pipeline.sources.capture_reader import plain_file
 from crosswire.pipeline.sources.flow_shares import survey
 from crosswire.pipeline.sources.inputs import find_inputs
-from crosswire.pipeline.sources.pcap import wire_of_share
+from crosswire.pipeline.sources.pcap import Captures, wire_of_share
 from crosswire.testing.traffic import SampleTraffic, packets
 from tests.pipeline.captures import (
     ETHERNET,
@@ -46,6 +46,7 @@ __all__ = ["few_tasks"]
 
 TRAFFIC = SampleTraffic(seed=3, connections=10, messages=8, payload_bytes=200)
 SNAP_BYTES = 120
+HOUR_US = 3_600_000_000
 TABLES = frozenset({"frames", "messages", "violations", "directions", "accounting"})
 
 Mishap = Callable[[Packets], Packets]
@@ -56,6 +57,12 @@ def shuffled(given: Packets) -> Packets:
     random = Random(4)
     places = sorted(range(len(given)), key=lambda index: index + random.uniform(0, 12))
     return [(time, given[place][1]) for (time, _), place in zip(given, places, strict=True)]
+
+
+def stepped(given: Packets) -> Packets:
+    """The clock is set back by an hour in the middle."""
+    half = len(given) // 2
+    return [*given[:half], *((time - HOUR_US, frame) for time, frame in given[half:])]
 
 
 def lossy(given: Packets) -> Packets:
@@ -76,12 +83,13 @@ def in_gre(given: Packets) -> Packets:
 MISHAPS: dict[str, Mishap] = {
     "clean": lambda given: given,
     "shuffled": shuffled,
+    "stepped": stepped,
     "vxlan": in_vxlan,
     "gre": in_gre,
     "lossy": lossy,
     "cut": lambda given: given,
 }
-SAME = ("shuffled", "vxlan", "gre")
+SAME = ("shuffled", "stepped", "vxlan", "gre")
 OTHERS: Packets = [
     (0, linked(ipv4(udp(b"name?", 53), kind=17), ETHERNET)),
     (0, bytes(12) + b"\x08\x06" + bytes(28)),
@@ -165,6 +173,16 @@ def test_what_only_looks_different_is_the_same(made: Made, mishap: str) -> None:
     if mishap != "shuffled":
         count = len(of(made, "silver/messages", "clean"))
         assert len(of(made, "silver/messages", mishap)) == count
+
+
+def test_a_clock_that_is_set_back_where_segments_are_shuffled(
+    spark: SparkSession, folder: Path
+) -> None:
+    captures = Captures(spark, [str(folder / "stepped.pcap")], shuffle=True)
+    rows = captures.wire().select("connection", "length").toArrow()
+    assert len(set(rows["connection"].to_pylist())) == 10
+    whole = Captures(spark, [str(folder / "stepped.pcap")]).wire().select("length").toArrow()
+    assert sum(rows["length"].to_pylist()) == sum(whole["length"].to_pylist())
 
 
 def test_what_was_lost_is_a_gap_and_nothing_else(made: Made) -> None:

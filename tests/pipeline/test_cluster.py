@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -23,9 +24,28 @@ from tests.pipeline.records import Records
 CROSSWIRE = Path(sys.executable).parent / "crosswire"
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 PROGRAM = Path(crosswire.pipeline.__file__).with_name("__main__.py")
+PROJECT = Path(__file__).parents[2]
 DEPLOY = "org.apache.spark.deploy"
 SMALL_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 WAIT_S = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for_port(port: int, child: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until a program listens."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        assert child.poll() is None, log.read_text()[-2000:]
+        assert time.monotonic() < deadline, log.read_text()[-2000:]
+        time.sleep(0.1)
 
 
 class Node:
@@ -127,11 +147,20 @@ def test_the_command_on_a_cluster(cluster: tuple[str, Path], tmp_path: Path) -> 
 
 
 def test_spark_submit_starts_it(cluster: tuple[str, Path], tmp_path: Path) -> None:
-    """In client mode; master and settings are those of spark-submit.
+    """In client mode, with the wheel; master and settings are those of spark-submit.
 
     The input is what a hub recorded: nothing has to be decoded, and compiled before.
     """
-    url, _ = cluster
+    url, folder = cluster
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path],
+        check=True,
+        capture_output=True,
+        cwd=PROJECT,
+    )
+    (wheel,) = tmp_path.glob("crosswire-*.whl")
+    program = tmp_path / "main.py"
+    program.write_bytes(PROGRAM.read_bytes())
     records = Records()
     with records.on("c", "emp"):
         for number in range(3):
@@ -146,7 +175,7 @@ def test_spark_submit_starts_it(cluster: tuple[str, Path], tmp_path: Path) -> No
             *("--conf", "spark.sql.codegen.factoryMode=NO_CODEGEN"),
             *("--conf", f"spark.driver.extraJavaOptions={SMALL_JAVA}"),
             *("--conf", f"spark.executor.extraJavaOptions={SMALL_JAVA}"),
-            *(PROGRAM, "run", "--json", "--tables", "messages"),
+            *("--py-files", wheel, program, "run", "--json", "--tables", "messages"),
             *("--input", tmp_path / "lake", "--output", tmp_path / "out"),
         ],
         capture_output=True,
@@ -157,3 +186,5 @@ def test_spark_submit_starts_it(cluster: tuple[str, Path], tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout)["tables"] == {"silver.messages": 3}
     assert "Connecting to master spark://" in done.stderr
+    # Workers have fetched it.
+    assert list(folder.glob(f"*/app-*/*/{wheel.name}"))

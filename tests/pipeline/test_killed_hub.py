@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
@@ -11,8 +13,9 @@ from contextlib import AsyncExitStack, suppress
 import pytest
 from pyspark.sql import SparkSession
 
+import crosswire
 from crosswire.client.message import Message
-from crosswire.errors import ClientError, HubError
+from crosswire.errors import CallFailed, ClientError, HubError, RequestTimeout
 from crosswire.server.server import GATEWAYS
 from tests.cli.conftest import RunningHub
 from tests.e2e.bridging import until
@@ -22,6 +25,8 @@ from tests.pipeline.conftest import Made, make
 
 KILLS = 2
 BETWEEN_S = 0.3
+POISON = "topic/poison"
+RETRY = "retry = { max_attempts = 5, first_delay_s = 0.001 }"
 TAPPED = ", ".join(f'"{name}"' for name in GATEWAYS)
 
 
@@ -36,6 +41,67 @@ async def call(party: Party, traffic: Traffic) -> None:
 
 async def answer(_: Message) -> dict[str, int]:
     return {"ok": 1}
+
+
+async def moved(port: int) -> None:
+    """A message of a queue, and one of a named subscription, are refused until they are dead
+    letters; these are sent again, and taken."""
+    async with (
+        crosswire.connect(f"emp://127.0.0.1:{port}") as hub,
+        hub.subscribe("queue/poison") as jobs,
+        hub.subscribe(POISON, name="p") as news,
+    ):
+        for destination, messages in (("queue/poison", jobs), (POISON, news)):
+            await hub.publish(destination, "poison")
+            for _ in range(5):
+                await (await messages.receive(timeout_s=ARRIVE_S)).refuse("poison")
+
+
+async def replay(web: str, port: int) -> None:
+    """Send the dead letters again."""
+    for queue in ("poison", "@p"):
+        asked = json.dumps({"queue": queue, "all": True}).encode()
+
+        def post(body: bytes = asked) -> int:
+            headers = {"Content-Type": "application/json"}
+            request = urllib.request.Request(f"{web}/v1/dead/replays", body, headers)
+            with urllib.request.urlopen(request, timeout=ARRIVE_S) as answer:
+                return int(json.load(answer)["replayed"])
+
+        assert await asyncio.to_thread(post) == 1
+    async with (
+        crosswire.connect(f"emp://127.0.0.1:{port}") as hub,
+        hub.subscribe("queue/poison") as jobs,
+        hub.subscribe(POISON, name="p") as news,
+    ):
+        for messages in (jobs, news):
+            await (await messages.receive(timeout_s=ARRIVE_S)).settle()
+
+
+async def with_clients(name: str, url: str) -> None:
+    """The client library: it subscribes, publishes, serves and calls; one answer comes too late."""
+    waiting, asked = asyncio.Event(), asyncio.Event()
+
+    async def handle(call: crosswire.Message) -> dict[str, bool]:
+        late = bool(call.body["late"])
+        if late:
+            asked.set()
+            await waiting.wait()
+        return {"late": late}
+
+    queue, service = f"queue/client-{name}", f"service/client-{name}"
+    async with crosswire.connect(url) as hub, crosswire.connect(url) as other:
+        async with hub.subscribe(queue) as messages:
+            await hub.publish(queue, "one")
+            await (await messages.receive(timeout_s=ARRIVE_S)).settle()
+        async with await other.serve(service, handle):
+            for _ in range(20):
+                with suppress(CallFailed, RequestTimeout):
+                    await hub.call(service, {"late": True}, timeout_s=0.5)
+                if asked.is_set():
+                    break
+            waiting.set()
+            await hub.call(service, {"late": False})
 
 
 async def live(mortal: Mortal) -> None:
@@ -63,7 +129,10 @@ async def live(mortal: Mortal) -> None:
         for _ in range(KILLS):
             await asyncio.sleep(BETWEEN_S)
             await mortal.die_and_rise()
-        await asyncio.sleep(BETWEEN_S)
+        await moved(mortal.ports["emp"])
+        await replay(f"http://127.0.0.1:{mortal.ports['http']}", mortal.ports["emp"])
+        for name in ("emp", "relink", "epoxy", "micromsg2"):
+            await with_clients(name, f"{name}://127.0.0.1:{mortal.ports[name]}")
         traffic.running = False
         await asyncio.wait(producers)
         with suppress(TimeoutError):  # what is missing is reported below
@@ -77,7 +146,9 @@ async def live(mortal: Mortal) -> None:
 def found(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     folder = tmp_path_factory.mktemp("killed")
     config = folder / "crosswire.toml"
-    config.write_text(f"[lake]\nseal_s = 0.2\n[lake.tap]\nlisteners = [{TAPPED}]\n")
+    config.write_text(
+        f"[lake]\nseal_s = 0.2\n[lake.tap]\nlisteners = [{TAPPED}]\n[queues.poison]\n{RETRY}\n"
+    )
     hubs: list[RunningHub] = []
 
     def start(*options: str) -> RunningHub:
@@ -110,6 +181,28 @@ def test_the_wire_and_the_hub_agree(found: Made) -> None:
         # Whoever had no reply when the hub was killed does not know; everything else has a reason.
         assert row["verdict"] != "uncertain" or row["reason"]
         assert row["verdict"] != "not accepted" or row["acknowledged"] is not True
+
+
+def test_dead_letters_that_were_sent_again_were_on_no_wire(found: Made) -> None:
+    rows = found.rows("gold/reconciliation")
+    for destination in ("queue/poison", POISON):
+        ways = Counter(row["way"] for row in rows if row["destination"] == destination)
+        # Published once, refused five times, taken once.
+        assert ways == {"in": 1, "out": 6}
+    replayed = [row for row in found.rows("gold/deliveries") if row["outcome"] == "replayed"]
+    again = {row["origin"] for row in found.rows("gold/deliveries") if row["outcome"] == "settled"}
+    assert len(replayed) == 2 and {row["message_id"] for row in replayed} <= again
+
+
+def test_answers_that_nobody_waits_for_are_no_finding(found: Made) -> None:
+    for name in ("emp", "relink", "epoxy", "micromsg2"):
+        verdicts = Counter(
+            row["verdict"]
+            for row in found.rows("gold/reconciliation")
+            if (row["protocol"], row["way"], row["kind"]) == (name, "in", "response")
+            and row["destination"] == f"service/client-{name}"
+        )
+        assert verdicts["equal"] and not verdicts.keys() - {"equal", "not accepted"}, name
 
 
 def test_nothing_is_lost_and_doubles_are_explained(found: Made) -> None:

@@ -1,4 +1,4 @@
-"""Tables are replaced all at once, wherever the run that wrote them is killed."""
+"""Tables become visible by one manifest, wherever the run that wrote them is killed."""
 
 from __future__ import annotations
 
@@ -13,47 +13,50 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from crosswire.errors import InvalidInput
+from crosswire.errors import InvalidInput, PipelineError
 from crosswire.lake.files import write
 from crosswire.pipeline.batch import BatchJob, run_batch
-from crosswire.pipeline.files import Files
-from crosswire.pipeline.output import Output, _LinkedTarget, _MovedTarget
+from crosswire.pipeline.manifests import Manifests, TablePaths, newest_manifest
 from crosswire.pipeline.sources.inputs import find_inputs
-from crosswire.pipeline.tables.names import LAYERS
+from crosswire.pipeline.stores import LocalStore
+from crosswire.pipeline.stream.run import Stream, run_stream
+from crosswire.pipeline.visible_tables import VisibleTables
 from tests.pipeline.driver import FEW
 from tests.pipeline.stream.test_run import killed_after, tables
 from tests.pipeline.test_batch import ODD, tap_rows
 
-WRITTEN = ("silver/frames", "gold/sessions", "gold/traffic")
-UNWRITTEN = "open/sessions"
+WRITTEN = ("silver.frames", "gold.sessions", "gold.traffic")
+UNWRITTEN = "open.sessions"
 
-# Calls that change names in the file system.
-CHANGES = ("link", "symlink", "replace", "unlink", "mkdir", "rename")
+# Calls that change files and folders.
+CHANGES = ("open", "write", "fsync", "unlink", "mkdir", "rmdir")
+RENAMES = ("rename", "replace", "renames", "link", "symlink")
 
 
-def commit(root: Path, text: str, *tables: str) -> None:
-    index = _LinkedTarget(root)
-    for table in tables:
-        (Path(index.new) / table).mkdir(parents=True)
-        (Path(index.new) / table / "x").write_text(text)
-    index.commit(tables)
-    index.clear()
+def commit(root: Path, text: str, *names: str, keep_s: float = 3600.0) -> None:
+    manifests = Manifests(LocalStore(str(root)), keep_s=keep_s)
+    manifests.remove_abandoned()
+    run = manifests.begin_run()
+    found = {} if manifests.newest is None else dict(manifests.newest.tables)
+    for name in names:
+        folder = root / run.folder / name
+        folder.mkdir(parents=True)
+        (folder / "x").write_text(text)
+        found[name] = TablePaths([f"{run.folder}/{name}"])
+    manifests.commit(found)
+    manifests.remove_old()
+    run.end(keep=True)
 
 
 def seen(root: Path) -> dict[str, str]:
-    found = (file for layer in LAYERS for file in (root / layer).glob("*/x"))
-    return {str(file.parent.relative_to(root)): file.read_text() for file in found}
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / "out" / ".tables").mkdir(parents=True)
-    return tmp_path / "out"
+    manifest = newest_manifest(LocalStore(str(root)))
+    found = {} if manifest is None else manifest.tables
+    return {name: (root / files.paths[0] / "x").read_text() for name, files in found.items()}
 
 
 def killed_at(call: int, root: Path) -> int:
-    """A process that commits new tables, and is killed instead of changing a name for the n-th
-    time; gives how it ended."""
+    """A process that commits new tables, and is killed instead of its n-th change of a file; gives
+    how it ended."""
     child = os.fork()
     if not child:
         code = 1
@@ -70,7 +73,7 @@ def killed_at(call: int, root: Path) -> int:
 
             for name in CHANGES:
                 setattr(os, name, counted(getattr(os, name)))
-            commit(root, "new", *WRITTEN)
+            commit(root, "new", *WRITTEN, keep_s=0.0)
             code = 0
         finally:
             os._exit(code)
@@ -78,84 +81,157 @@ def killed_at(call: int, root: Path) -> int:
 
 
 @pytest.mark.parametrize("old", [True, False])
-def test_a_kill_never_leaves_a_mixture(root: Path, old: bool) -> None:
+def test_a_kill_never_leaves_a_mixture(tmp_path: Path, old: bool) -> None:
     before: dict[str, str] = {}
     if old:
-        commit(root, "old", *WRITTEN, UNWRITTEN)
+        commit(tmp_path, "old", *WRITTEN, UNWRITTEN)
         before = dict.fromkeys((*WRITTEN, UNWRITTEN), "old")
     after = {**before, **dict.fromkeys(WRITTEN, "new")}
     states = []
-    for call in range(1, 50):
-        ended = killed_at(call, root)
+    for call in range(1, 200):
+        ended = killed_at(call, tmp_path)
         assert ended in (0, -signal.SIGKILL)
-        states.append(seen(root))
+        states.append(seen(tmp_path))
         assert states[-1] in (before, after)
         if ended == 0:
             break
     assert (states[0], states[-1]) == (before, after)
     assert len(states) > 5
-    kept = {path.name for path in (root / ".tables").iterdir()}
-    assert len(kept) == 2 and "current" in kept
+    # Nothing that killed runs left stays for ever.
+    commit(tmp_path, "new", *WRITTEN, keep_s=0.0)
+    commit(tmp_path, "new", *WRITTEN, keep_s=0.0)
+    named = {path for each in newest_tables(tmp_path).values() for path in each.paths}
+    runs = {"/".join(path.split("/")[:2]) for path in named}
+    # The run before the last one is empty, and goes with the next one.
+    assert len([*(tmp_path / "runs").iterdir()]) <= len(runs) + 1
 
 
-def test_what_is_not_written_stays(root: Path) -> None:
-    commit(root, "old", *WRITTEN)
-    commit(root, "new", *WRITTEN[:1], UNWRITTEN)
-    assert seen(root) == {
-        "silver/frames": "new",
-        "gold/sessions": "old",
-        "gold/traffic": "old",
-        "open/sessions": "new",
+def newest_tables(root: Path) -> dict[str, TablePaths]:
+    manifest = newest_manifest(LocalStore(str(root)))
+    assert manifest is not None
+    return manifest.tables
+
+
+def test_what_is_not_written_stays(tmp_path: Path) -> None:
+    commit(tmp_path, "old", *WRITTEN)
+    commit(tmp_path, "new", *WRITTEN[:1], UNWRITTEN)
+    assert seen(tmp_path) == {
+        "silver.frames": "new",
+        "gold.sessions": "old",
+        "gold.traffic": "old",
+        "open.sessions": "new",
     }
 
 
-def test_what_others_put_there_is_not_touched(root: Path) -> None:
-    (root / "gold").mkdir()
-    with pytest.raises(InvalidInput, match="gold is in the way"):
-        _LinkedTarget(root)
-    assert (root / "gold").is_dir()
+@pytest.mark.parametrize("length", [0, 1, 40, -1])
+def test_a_manifest_that_is_not_complete_is_ignored_and_replaced(
+    tmp_path: Path, length: int
+) -> None:
+    commit(tmp_path, "old", *WRITTEN)
+    whole = (tmp_path / "manifests" / "00000001.jsonl").read_bytes()
+    torn = tmp_path / "manifests" / "00000002.jsonl"
+    torn.write_bytes(whole[:length])
+    assert seen(tmp_path) == dict.fromkeys(WRITTEN, "old")
+    commit(tmp_path, "new", *WRITTEN)
+    assert seen(tmp_path) == dict.fromkeys(WRITTEN, "new")
+    assert torn.read_bytes() != whole[:length]
 
 
-def test_one_run_at_a_time(spark: SparkSession, tmp_path: Path) -> None:
-    first = Output(spark, str(tmp_path / "out"))
-    with pytest.raises(InvalidInput, match=f"another run is writing to {tmp_path / 'out'}"):
-        Output(spark, str(tmp_path / "out"))
-    first.close()
-    Output(spark, str(tmp_path / "out")).close()
+def test_a_changed_byte_is_found(tmp_path: Path) -> None:
+    commit(tmp_path, "old", *WRITTEN)
+    commit(tmp_path, "new", *WRITTEN)
+    file = tmp_path / "manifests" / "00000002.jsonl"
+    file.write_bytes(file.read_bytes().replace(b"gold", b"good", 1))
+    assert seen(tmp_path) == dict.fromkeys(WRITTEN, "old")
 
 
-def test_where_there_are_no_links_the_next_run_finishes(
+def test_a_manifest_of_another_version_is_refused(tmp_path: Path) -> None:
+    commit(tmp_path, "old", *WRITTEN)
+    from crosswire.pipeline import manifests
+
+    file = tmp_path / "manifests" / "00000001.jsonl"
+    parsed = manifests._parsed(file.read_bytes(), "here")
+    assert parsed is not None
+    import msgspec
+
+    newer = msgspec.structs.replace(parsed, version=2)
+    file.write_bytes(manifests._serialized(newer))
+    with pytest.raises(InvalidInput, match="another version"):
+        newest_manifest(LocalStore(str(tmp_path)))
+
+
+def test_the_first_of_two_writers_wins_and_the_other_names_it(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+    first, second = Manifests(store), Manifests(store)
+    second.commit({"gold.traffic": TablePaths(["second"])})
+    with pytest.raises(PipelineError, match=rf"process {os.getpid()} on \S+ wrote new tables"):
+        first.commit({"gold.traffic": TablePaths(["first"])})
+    assert newest_tables(tmp_path)["gold.traffic"].paths == ["second"]
+    # Who has seen the winner's tables may go on.
+    again = Manifests(store)
+    again.commit({"gold.traffic": TablePaths(["third"])})
+    assert newest_tables(tmp_path)["gold.traffic"].paths == ["third"]
+
+
+def test_what_readers_may_follow_is_not_deleted(tmp_path: Path) -> None:
+    commit(tmp_path, "old", *WRITTEN)
+    files = newest_tables(tmp_path)["gold.traffic"].paths
+    commit(tmp_path, "new", *WRITTEN)
+    commit(tmp_path, "newer", *WRITTEN)
+    assert (tmp_path / files[0] / "x").read_text() == "old"
+    # Their time is over: what was replaced goes, and what is shown stays.
+    commit(tmp_path, "newest", *WRITTEN, keep_s=0.0)
+    assert not (tmp_path / files[0]).exists()
+    assert seen(tmp_path) == dict.fromkeys(WRITTEN, "newest")
+
+
+def test_folders_of_writers_that_live_are_not_deleted(tmp_path: Path) -> None:
+    manifests = Manifests(LocalStore(str(tmp_path)))
+    run = manifests.begin_run()
+    (tmp_path / run.folder).mkdir(parents=True)
+    Manifests(LocalStore(str(tmp_path))).remove_abandoned()
+    assert (tmp_path / run.folder).is_dir()
+    run.end(keep=True)
+    Manifests(LocalStore(str(tmp_path))).remove_abandoned()
+    assert not (tmp_path / run.folder).exists()
+
+
+def test_many_files_are_named_in_lists(tmp_path: Path) -> None:
+    manifests = Manifests(LocalStore(str(tmp_path)))
+    paths = [f"runs/1/date=2026-11-{day:02}/{n}.parquet" for day in (1, 2) for n in range(400)]
+    files = manifests.spill(
+        TablePaths(paths), manifests.begin_run(), "gold.steps", "/date=2026-11-02/"
+    )
+    assert (len(files.paths), len(files.lists)) == (400, 1)
+    manifests.commit({"gold.steps": files})
+    found = VisibleTables(str(tmp_path)).paths("gold.steps")
+    assert sorted(found) == sorted(f"{tmp_path}/{path}" for path in paths)
+
+
+def test_nothing_is_renamed_or_linked(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = f"file://{tmp_path}/out"
-    files = Files(spark, root)
+    """Both kinds of runs where nothing of ours may be renamed, moved or linked."""
 
-    def put(text: str) -> _MovedTarget:
-        position = _MovedTarget(files, root)
-        for table in WRITTEN:
-            folder = tmp_path / "out" / ".tables" / "new" / table
-            folder.mkdir(parents=True)
-            (folder / "x").write_text(text)
-        return position
+    def refuse(*arguments: object, **_: object) -> None:
+        raise OSError(f"no renames here: {arguments}")
 
-    put("old").commit(WRITTEN)
-    index = put("new")
-    move, moved = Files.move, list[str]()
-
-    def dies(files: Files, source: str, target: str) -> None:
-        if target.endswith(WRITTEN[0]):
-            raise KeyboardInterrupt
-        move(files, source, target)
-        moved.append(target)
-
+    write(tmp_path / "lake", "wire", tap_rows(ODD))
+    inputs = find_inputs([str(tmp_path / "lake")])
     with monkeypatch.context() as patched:
-        patched.setattr(Files, "move", dies)
-        with pytest.raises(KeyboardInterrupt):
-            index.commit(WRITTEN)
-    assert len(moved) > 1
-    _MovedTarget(files, root)
-    assert seen(tmp_path / "out") == dict.fromkeys(WRITTEN, "new")
-    files.close()
+        for name in RENAMES:
+            patched.setattr(os, name, refuse)
+        for name in ("rename", "replace", "symlink_to", "hardlink_to"):
+            patched.setattr(Path, name, refuse)
+        for _ in range(2):
+            run_batch(spark, BatchJob(inputs, str(tmp_path / "batch"), FEW), quiet=True)
+            stream = Stream((str(tmp_path / "lake"),), str(tmp_path / "stream"), True, FEW)
+            run_stream(spark, stream)
+    for name in ("batch", "stream"):
+        found = [path for path in (tmp_path / name).rglob("*") if path.is_symlink()]
+        assert not found
+        assert all(path.stat().st_nlink == 1 for path in (tmp_path / name).rglob("*.parquet"))
+    assert tables(tmp_path / "batch") == tables(tmp_path / "stream") != {}
 
 
 def test_a_run_that_is_killed_leaves_what_was_there(spark: SparkSession, tmp_path: Path) -> None:
@@ -169,5 +245,3 @@ def test_a_run_that_is_killed_leaves_what_was_there(spark: SparkSession, tmp_pat
         given, seconds = str(tmp_path / "new"), Random().uniform(0, most_s)
         ended = killed_after(seconds, spark, "batch", tmp_path / "old out", given)
         assert tables(tmp_path / "old out") in ([after] if ended == 0 else [before, after])
-    found = spark.read.parquet(str(tmp_path / "new out" / "silver" / "frames"))
-    assert found.count() == len(after["silver/frames"])

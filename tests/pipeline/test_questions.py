@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from crosswire.pipeline.report.table_reader import ReportTables
 from crosswire.pipeline.tables.views import view_statements
+from crosswire.pipeline.visible_tables import VisibleTables
 from tests.pipeline.conftest import Made
 
 PAGE = Path(__file__).parents[2] / "docs" / "questions.md"
@@ -46,7 +46,8 @@ def sparkling(spark: SparkSession, hub_lake: Made) -> SparkSession:
 
 
 def views(made: Made, dialect: str) -> list[str]:
-    return view_statements(dialect, str(made.folder), ReportTables(str(made.folder)).names)
+    tables = VisibleTables(str(made.folder))
+    return view_statements(dialect, {name: tables.paths(name) for name in tables.names})
 
 
 def plain(rows: pa.Table) -> list[list[Any]]:

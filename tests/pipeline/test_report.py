@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.errors import InvalidInput, PipelineError
+from crosswire.pipeline.manifests import Manifests, TablePaths
 from crosswire.pipeline.report import write_report
 from crosswire.pipeline.report.about_bytes import _PART_WORDS
 from crosswire.pipeline.report.about_hub import _VERDICTS
@@ -34,6 +35,7 @@ from crosswire.pipeline.report.histogram import (
 )
 from crosswire.pipeline.report.plots import _decades, _scale
 from crosswire.pipeline.report.table_reader import Highest, ReportTables, Tally
+from crosswire.pipeline.stores import LocalStore
 from crosswire.pipeline.tables import histogram
 from crosswire.pipeline.tables.catalog import HISTOGRAM, entry
 from crosswire.pipeline.tables.names import ACCOUNT_PARTS, VERDICTS
@@ -74,6 +76,14 @@ def put(root: Path, name: str, rows: Rows) -> None:
     for part in range(2):
         table = pa.Table.from_pylist(rows[part::2], schema=schema(name))
         pq.write_table(table, folder / f"part-{part}.parquet")
+    show(root, name)
+
+
+def show(root: Path, name: str) -> None:
+    """Let a folder below the root be a table that readers see."""
+    manifests = Manifests(LocalStore(str(root)))
+    before = {} if manifests.newest is None else manifests.newest.tables
+    manifests.commit({**before, name.replace("/", "."): TablePaths([name])})
 
 
 PEERS = {"emp": 5040, "emqp": 47291, "relink": 7350, "epoxy": 25188, "micromsg2": 7360}
@@ -363,6 +373,7 @@ def test_little_is_enough(tmp_path: Path) -> None:
 def test_a_table_without_files_has_no_rows(tmp_path: Path) -> None:
     (tmp_path / "silver" / "violations").mkdir(parents=True)
     (tmp_path / "silver" / "violations" / "_SUCCESS").touch()
+    show(tmp_path, "silver/violations")
     facts = write_report(str(tmp_path), tmp_path / "r.html", made_us=START)
     assert facts.violations is not None and facts.violations.total == 0
 
@@ -538,6 +549,7 @@ def test_no_input_is_an_error(tmp_path: Path) -> None:
 def test_tables_of_another_make_are_refused(tmp_path: Path) -> None:
     (tmp_path / "gold" / "traffic").mkdir(parents=True)
     pq.write_table(pa.table({"time": [START]}), tmp_path / "gold" / "traffic" / "a.parquet")
+    show(tmp_path, "gold/traffic")
     with pytest.raises(InvalidInput, match=r"gold\.traffic .* has no column 'protocol'"):
         write_report(str(tmp_path), tmp_path / "r.html", made_us=START)
 

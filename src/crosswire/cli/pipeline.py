@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -215,10 +214,10 @@ def run(options: argparse.Namespace) -> int:
 def _print_views(folder: str, dialect: str) -> None:
     # Imported here: it loads Arrow, which other uses of the command line do without.
     from crosswire.pipeline.report.table_reader import ReportTables
+    from crosswire.pipeline.visible_tables import VisibleTables
 
-    names = ReportTables(folder).names
-    root = folder if "://" in folder else str(Path(folder).absolute())
-    for statement in view_statements(dialect, root, names):
+    names, tables = ReportTables(folder).names, VisibleTables(folder)
+    for statement in view_statements(dialect, {name: tables.paths(name) for name in names}):
         print(f"{statement};")
 
 

@@ -7,7 +7,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["register"]
+    from crosswire.pipeline.visible_tables import VisibleTables
+
+__all__ = ["open_tables", "register"]
+
+
+def open_tables(root: str) -> VisibleTables:
+    """The tables of an output, a folder or a URL, as its newest manifest shows them.
+
+        open_tables("tables").read("gold.traffic")                        # a table of Arrow
+        spark.read.parquet(*open_tables("tables").paths("gold.traffic"))
+
+    Raises InvalidInput if it can't be opened. It needs no Spark.
+    """
+    from crosswire.pipeline.visible_tables import VisibleTables
+
+    return VisibleTables(root)
 
 
 def register(spark: SparkSession) -> None:

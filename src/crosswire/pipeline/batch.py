@@ -16,14 +16,14 @@ from pyspark.sql import functions as F  # noqa: N812
 from crosswire.capture.packet_counts import PacketCounts
 from crosswire.lake.schemas import LEDGER, MESSAGES
 from crosswire.pipeline.decode.row_schema import TABLE
-from crosswire.pipeline.files import Files
-from crosswire.pipeline.output import Output
+from crosswire.pipeline.output import Output, setting_of
 from crosswire.pipeline.progress import Progress
 from crosswire.pipeline.sources.decoded import decode, decode_captures, decode_tap
 from crosswire.pipeline.sources.flow_rows import NODE
 from crosswire.pipeline.sources.inputs import Inputs
 from crosswire.pipeline.sources.lake import from_records
 from crosswire.pipeline.sources.lake_input import LakeInput, inspect_lake
+from crosswire.pipeline.sources.lake_listing import LakeListing
 from crosswire.pipeline.sources.pcap import Captures
 from crosswire.pipeline.sources.tap import from_tap
 from crosswire.pipeline.spark import plain_errors
@@ -98,16 +98,12 @@ def run_batch(spark: SparkSession, batch: BatchJob, *, quiet: bool = False) -> S
 
 
 def _inspected(spark: SparkSession, batch: BatchJob) -> LakeInput:
-    files = Files(spark, batch.output)
-    try:
-        return inspect_lake(
-            batch.inputs,
-            since_us=batch.since_us,
-            skip_damaged=batch.skip_damaged,
-            listing=files.below,
-        )
-    finally:
-        files.close()
+    return inspect_lake(
+        batch.inputs,
+        since_us=batch.since_us,
+        skip_damaged=batch.skip_damaged,
+        listing=LakeListing(setting_of(spark)).everything,
+    )
 
 
 class _WholeInput:

@@ -11,6 +11,8 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
+from crosswire.pipeline.spark import is_connect
+
 __all__ = ["Progress"]
 
 _EVERY_S: Final = 0.5
@@ -20,7 +22,8 @@ class Progress:
     """Times steps that run one after the other, and prints them unless `quiet`."""
 
     def __init__(self, spark: SparkSession, *, quiet: bool = False) -> None:
-        self._tracker = spark.sparkContext.statusTracker()
+        # Spark Connect shows no stages of others' sessions, and has none of its own to ask for.
+        self._tracker = None if is_connect(spark) else spark.sparkContext.statusTracker()
         self._quiet = quiet
         self.seconds: dict[str, float] = {}
 
@@ -46,8 +49,8 @@ class Progress:
     def _show(self, name: str, start: float, done: threading.Event) -> None:
         while not done.wait(_EVERY_S):
             finished = total = 0
-            for stage in self._tracker.getActiveStageIds():
-                info = self._tracker.getStageInfo(stage)
+            for stage in () if self._tracker is None else self._tracker.getActiveStageIds():
+                info = None if self._tracker is None else self._tracker.getStageInfo(stage)
                 if info is not None:
                     finished += info.numCompletedTasks
                     total += info.numTasks

@@ -14,6 +14,7 @@ import threading
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Final
@@ -22,10 +23,20 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.errors import CrosswireError, PipelineError
 
-__all__ = ["SMALL_INPUT", "default_master", "java_home", "plain_errors", "start"]
+__all__ = [
+    "SMALL_INPUT",
+    "cores_of",
+    "default_master",
+    "is_connect",
+    "is_local_master",
+    "java_home",
+    "plain_errors",
+    "start",
+]
 
 _OLDEST_JAVA: Final = 17
 
@@ -53,6 +64,9 @@ _SETTINGS: Final = {
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
 }
 
+_OF_SERVER: Final = ("spark.sql.streaming.stateStore.providerClass",)
+"""Settings that a Connect server may not let a session change, and that we can do without."""
+
 _LOCAL_SETTINGS: Final = {
     "spark.driver.host": "localhost",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -78,10 +92,16 @@ def start(
     """A new session; a process has one. `conf` overrides our settings, and what spark-submit was
     given overrides both and `master`. Raises PipelineError.
 
+    With a master `sc://HOST:PORT`, or `spark.api.mode` set to `connect`, it is one of Spark
+    Connect. A server that others started takes only settings of sessions: the others are its own.
+
     The output of Java and of the workers goes to `crosswire-spark-*.log` in the folder for
     temporary files; the file is kept if it contains an error.
     """
     is_local = master.startswith("local")
+    if master.startswith(_CONNECT):
+        with plain_errors():
+            return _connected(master, conf or {})
     submitted = _submitted()
     settings = dict(_SETTINGS)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -109,11 +129,49 @@ def start(
         with _standard_error_to(handle), plain_errors(Path(log)):
             with _ended_by_interrupt():
                 session = builder.getOrCreate()
-            if not is_local:
+            if not is_local and settings.get(_SHIP) != "false":
                 _ship(session)
             return session
     except (OSError, RuntimeError) as error:
         raise PipelineError(f"Spark does not start: {error}; {_end_of(Path(log))}") from error
+
+
+_CONNECT: Final = "sc://"
+_SHIP: Final = "spark.crosswire.ship"
+"""`false` where workers have the package installed: they need not compile it again then."""
+
+
+def _connected(url: str, conf: Mapping[str, str]) -> SparkSession:
+    """A session of a Spark Connect server."""
+    builder = SparkSession.builder.remote(url)
+    settings = {key: value for key, value in _SETTINGS.items() if key.startswith("spark.sql.")}
+    for key in _OF_SERVER:
+        settings.pop(key, None)
+    settings |= conf
+    ships = settings.pop(_SHIP, "true") != "false"
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    if ships:
+        _ship(session)
+    return session
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether it is a session of Spark Connect, which has no SparkContext and no JVM."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def is_local_master(spark: SparkSession) -> bool:
+    """Whether the driver's machine does all the work."""
+    return (spark.conf.get("spark.master", "") or "").startswith("local")
+
+
+@cache
+def cores_of(spark: SparkSession) -> int:
+    """How many tasks run at once. Asked for by a job: Spark Connect has no other way."""
+    tasks = spark.range(1 << 20).select(F.spark_partition_id().alias("task"))
+    return int(tasks.agg(F.max("task")).collect()[0][0]) + 1
 
 
 def default_master() -> str:
@@ -180,7 +238,7 @@ def _ship(session: SparkSession) -> None:
         for path in sorted(package.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
                 file.write(path, path.relative_to(package))
-    session.sparkContext.addArchive(f"{archive}#{package.name}")
+    session.addArtifacts(f"{archive}#{package.name}", archive=True)
 
 
 @contextmanager

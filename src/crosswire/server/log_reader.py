@@ -93,7 +93,7 @@ class ReadPlan(msgspec.Struct, frozen=True, kw_only=True, rename={"end": "behind
 class LogRange(msgspec.Struct, frozen=True, kw_only=True, rename={"end": "behind"}):
     """The plan in ids of this `node`: `first` to before `end`, in `splits`. `missing` are messages
     that existed and were deleted. `found` is False if there is nothing to read; with splits that is
-    not looked up, and it is True."""
+    not looked up, and it is True. `count` is, with a limit, the number of messages up to `end`."""
 
     node: str
     starts: dict[str, int]
@@ -103,6 +103,7 @@ class LogRange(msgspec.Struct, frozen=True, kw_only=True, rename={"end": "behind
     splits: list[tuple[int, int]]
     missing: list[MissingMessages]
     found: bool
+    count: int
 
 
 class ReadSplit(msgspec.Struct, frozen=True, kw_only=True, rename={"end": "behind"}):
@@ -164,7 +165,7 @@ class Log:
         first = min(choice.start(name) for name in names)
         end = max(max(choice.end(name) for name in names), first)
         missing = pieces.missing(first, end - 1)
-        found = True
+        found, count = True, 0
         if plan.limit or not plan.parts:
             most = plan.limit or 1
             count, upto = pieces.count(most, first, end - 1, within_s=_COUNT_S)
@@ -187,6 +188,7 @@ class Log:
             splits=splits,
             missing=missing,
             found=found,
+            count=count if plan.limit else 0,
         )
 
     @staticmethod

@@ -21,7 +21,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from crosswire.pipeline import register
 from crosswire.pipeline.connector.address import HubAddress
+from crosswire.pipeline.connector.options import read_options
 from crosswire.pipeline.connector.ranges import LogPartition, fetch
+from crosswire.pipeline.connector.source import LogStreamReader
+from crosswire.pipeline.spark_features import ReadAllAvailable
 from tests.cli.conftest import RunningHub
 
 NO_LAKE = "[lake]\nmessages = false\nledger = false\n"
@@ -433,3 +436,29 @@ def test_a_wrong_token_is_reported(spark: SparkSession, start_hub: StartHub) -> 
     frame = load(spark, hub, subscribe="queue/b", token="a-secret-of-anna")
     assert "anna may not consume queue/b" in message_of(frame.collect)
     assert load(spark, hub, subscribe="queue/a", token="a-secret-of-anna").collect() == []
+
+
+def test_the_lag_is_reported_by_destination(hub: Hub) -> None:
+    """In `query.lastProgress["sources"][0]["latestOffset"]`."""
+    read, *_ = hub.send("queue/lagging", "1", "2", "3")
+    hub.send("topic/lagging", "4")
+    options = {"hub": hub.url, "subscribe": "queue/lagging,topic/lagging"}
+    reader = LogStreamReader(read_options(options, stream=True))
+    assert reader.reportLatestOffset().keys() == {"*"}
+    start = {"*": {hub.node: read + 1}}
+    assert reader.latestOffset(start, ReadAllAvailable()) != start
+    assert reader.reportLatestOffset()["lag"] == {"queue/lagging": 2, "topic/lagging": 1}
+
+
+def test_pushed_filters_and_columns_are_in_the_plan(
+    spark: SparkSession, hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Spark does not tell a Python source which columns it needs: the option `columns` does."""
+    hub.send("queue/explained", "1")
+    register(spark)
+    reader = spark.read.format("crosswire").option("hub", hub.url)
+    frame = reader.option("subscribe", "queue/explained").option("columns", "topic,offset").load()
+    frame.where("offset > 3 and topic = 'queue/explained'").explain("formatted")
+    plan = capsys.readouterr().out
+    assert "[topic#" in plan and "value#" not in plan
+    assert "PushedFilters" in plan and "GreaterThan(offset,3)" in plan

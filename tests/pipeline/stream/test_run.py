@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -20,15 +21,20 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from crosswire.errors import InvalidInput
+from crosswire.errors import InvalidInput, PipelineError
 from crosswire.lake.files import write
 from crosswire.pipeline.batch import BatchJob, run_batch
+from crosswire.pipeline.manifests import Manifests, RunFolder
 from crosswire.pipeline.output import Output
 from crosswire.pipeline.sources.inputs import find_inputs
+from crosswire.pipeline.sources.new_input import InputPosition
+from crosswire.pipeline.stores import LocalStore
 from crosswire.pipeline.stream.commits import StreamCommit, StreamOutput, StreamStart
 from crosswire.pipeline.stream.run import BatchDone, Stream, run_stream
 from crosswire.pipeline.summary import Summary
 from crosswire.pipeline.tables.catalog import CATALOG
+from crosswire.pipeline.tables.names import NO_DATE
+from crosswire.pipeline.visible_tables import VisibleTables
 from crosswire.testing.traffic import SampleTraffic
 from tests.pipeline.captures import write_captures
 from tests.pipeline.conftest import TRAFFIC, rows_of
@@ -43,11 +49,9 @@ Tables = dict[str, list[str]]
 
 def tables(folder: Path) -> Tables:
     found: Tables = {}
-    for layer in ("bronze", "silver", "gold", "open"):
-        for table in sorted((folder / layer).glob("*")):
-            files = any(table.rglob("*.parquet"))
-            rows = rows_of(table) if files else []
-            found[f"{layer}/{table.name}"] = sorted(str(sorted(row.items())) for row in rows)
+    for name in VisibleTables(str(folder)).names:
+        rows = rows_of(folder, name)
+        found[name.replace(".", "/")] = sorted(str(sorted(row.items())) for row in rows)
     return found
 
 
@@ -159,12 +163,14 @@ def test_in_steps(spark: SparkSession, tmp_path: Path, expected: tuple[Tables, S
 
 def only_provisional_rows_are_revocable(output: Path) -> None:
     seen = set()
-    for file in output.glob("[sgo]*/**/*.parquet"):
-        layer, name = file.relative_to(output).parts[:2]
-        values = set(pq.ParquetFile(file).read(["revocable"])["revocable"].to_pylist())
-        expected = CATALOG[name].adds_up or file.name.startswith("open-")
-        assert values <= {expected}, file
-        seen |= {(layer, expected)} if values else set()
+    visible = VisibleTables(str(output))
+    for table in visible.names:
+        layer, name = table.split(".")
+        for file in visible.files(table) if layer != "bronze" else ():
+            values = set(pq.ParquetFile(file).read(["revocable"])["revocable"].to_pylist())
+            expected = CATALOG[name].adds_up or "/kept=false/" in file
+            assert values <= {expected}, file
+            seen |= {(layer, expected)} if values else set()
     assert seen >= {("silver", False), ("silver", True), ("gold", False), ("gold", True)}
 
 
@@ -221,46 +227,76 @@ def killed_after(
     return child.returncode
 
 
-def test_a_commit_is_finished_by_the_next_run(
+def test_what_a_killed_batch_left_is_deleted(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was killed when it had moved a part of its files."""
+    """It was killed right before its commit: nothing of it is seen, and the next one has it."""
     write(tmp_path / "lake", "wire", tap_rows(ODD))
     wanted = frozenset({"frames", "sessions"})
     stream = Stream((str(tmp_path / "lake"),), str(tmp_path / "out"), once=True, tables=wanted)
 
-    def dies(output: StreamOutput, commit: StreamCommit) -> None:
-        for source, target in list(commit.move.items())[:3]:
-            Path(target).parent.mkdir(parents=True, exist_ok=True)
-            Path(source).rename(target)
-        raise OSError("killed")
+    class Killed(BaseException):
+        pass
+
+    def dies(*_: object, **__: object) -> None:
+        raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(StreamOutput, "_apply", dies)
-        with pytest.raises(OSError, match="killed"):
+        patched.setattr(Manifests, "commit", dies)
+        patched.setattr(RunFolder, "end", lambda *_, **__: None)
+        with pytest.raises(Killed):
             run_stream(spark, stream)
+    gc.collect()
+    (left,) = (path for path in (tmp_path / "out" / "runs").iterdir() if path.is_dir())
+    assert tables(tmp_path / "out") == {}
+    # The lock of the process that was killed is gone with it.
+    (tmp_path / "out" / "runs" / f"{left.name}.writer").unlink()
     assert run_stream(spark, stream).rows["silver.frames"] == 23
     rows = tables(tmp_path / "out")
     assert len(rows["silver/frames"]) == 23
     assert (len(rows["gold/sessions"]), len(rows["open/sessions"])) == (7, 2)
-    left = {path.name for path in (tmp_path / "out" / ".stream").iterdir()}
-    assert left == {"begun.json", "commits", "lock", "state"}
+    assert not left.exists()
+
+
+def test_many_small_files_become_one(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("crosswire.pipeline.stream.commits._MERGED_FILES", 2)
+    wanted = frozenset({"frames"})
+    stream = Stream((str(tmp_path / "lake"),), str(tmp_path / "out"), once=True, tables=wanted)
+    rows = tap_rows({"gap": ODD["gap"]})
+    half = rows.num_rows // 2
+    for part in (rows.slice(0, half), rows.slice(half)):
+        write(tmp_path / "lake", "wire", part)
+        run_stream(spark, stream)
+    files = VisibleTables(str(tmp_path / "out")).files("silver.frames")
+    final = [path for path in files if "kept=false" not in path and NO_DATE not in path]
+    assert len(final) == 1 and "/merged-1/" in final[0]
+    assert len(tables(tmp_path / "out")["silver/frames"]) == 5
 
 
 # ------------------------------------------------------------------------------- what is refused
 
 
-def test_one_writer_at_a_time(spark: SparkSession, tmp_path: Path) -> None:
-    first = StreamOutput(spark, str(tmp_path / "out"))
-    with pytest.raises(InvalidInput, match="another run is writing"):
-        StreamOutput(spark, str(tmp_path / "out"))
-    first.close()
-    StreamOutput(spark, str(tmp_path / "out")).close()
+def test_the_first_of_two_writers_wins(spark: SparkSession, tmp_path: Path) -> None:
+    write(tmp_path / "lake", "wire", tap_rows({"gap": ODD["gap"]}))
+    wanted = frozenset({"frames"})
+    stream = Stream((str(tmp_path / "lake"),), str(tmp_path / "out"), once=True, tables=wanted)
+    other = Output(spark, str(tmp_path / "out"))
+    run_stream(spark, stream)
+    before = tables(tmp_path / "out")
+    with pytest.raises(PipelineError, match=rf"process {os.getpid()} on .* wrote new tables"):
+        other.commit()
+    other.close()
+    assert tables(tmp_path / "out") == before
 
 
 def test_a_stream_goes_on_with_what_it_was_begun_with(spark: SparkSession, tmp_path: Path) -> None:
     output = StreamOutput(spark, str(tmp_path / "out"))
     begun = output.begin(StreamStart(["frames"], 5, {1: "emp"}, 7, "1h"))
+    output.commit(StreamCommit(0, begun, InputPosition()), output.stage(), replaced_days={})
+    output.close()
+    output = StreamOutput(spark, str(tmp_path / "out"))
     # An hour ago is another time now.
     assert output.begin(StreamStart(["frames"], 9, {1: "emp"}, 7, "1h")) == begun
     for other, name in (
@@ -276,12 +312,24 @@ def test_a_stream_goes_on_with_what_it_was_begun_with(spark: SparkSession, tmp_p
 
 
 def test_batches_and_streams_have_folders_of_their_own(spark: SparkSession, tmp_path: Path) -> None:
-    StreamOutput(spark, str(tmp_path / "stream")).close()
+    stream, batch = str(tmp_path / "stream"), str(tmp_path / "batch")
+    output = StreamOutput(spark, stream)
+    begun = StreamStart([], 0, {}, 7)
+    output.commit(StreamCommit(0, begun, InputPosition()), output.stage(), replaced_days={})
+    output.close()
     with pytest.raises(InvalidInput, match="holds the tables of a stream"):
-        Output(spark, str(tmp_path / "stream"))
-    (tmp_path / "batch" / "silver").mkdir(parents=True)
+        Output(spark, stream)
+    Manifests(LocalStore(batch)).commit({})
     with pytest.raises(InvalidInput, match="holds the tables of a batch"):
-        StreamOutput(spark, str(tmp_path / "batch"))
+        StreamOutput(spark, batch)
+
+
+@pytest.mark.parametrize("name", [".tables", ".stream"])
+def test_older_layouts_are_refused(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    for kind in (Output, StreamOutput):
+        with pytest.raises(InvalidInput, match="another version"):
+            kind(spark, str(tmp_path))
 
 
 # --------------------------------------------------------------------------------- the program
@@ -308,7 +356,7 @@ def test_the_command_ends_with_a_summary_when_it_is_stopped(tmp_path: Path) -> N
         stderr=subprocess.PIPE,
         text=True,
     ) as child:
-        while not list((tmp_path / "out").glob("silver/frames/*/*.parquet")):
+        while not VisibleTables(str(tmp_path / "out")).names:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(0.2)
             assert child.returncode is None, child.communicate()
@@ -341,5 +389,5 @@ def test_a_signal_stops_the_command_at_any_moment(tmp_path: Path, moment: str) -
     assert took < 20, "seconds, on a machine that does other things, too"
     if "batch" in moment:
         # What was cancelled is not in the tables, and the next run has it.
-        assert not list((tmp_path / "out").glob("silver/frames/*/*.parquet"))
+        assert not VisibleTables(str(tmp_path / "out")).names
         assert size > 0

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from crosswire.pipeline.tables.catalog import CATALOG, TableEntry, entry, markdown
 from crosswire.pipeline.tables.names import NAMES
+from crosswire.pipeline.visible_tables import VisibleTables
 from tests.pipeline.conftest import Made
 
 PAGE = Path(__file__).parents[3] / "docs" / "tables.md"
@@ -19,9 +20,8 @@ TIMES = pa.timestamp("us", "UTC")
 
 
 def tables(made: Made) -> list[tuple[Path, TableEntry]]:
-    layers = ("silver", "gold", "open")
-    folders = [path for layer in layers for path in (made.folder / layer).iterdir()]
-    return [(path, entry(f"{path.parent.name}.{path.name}")) for path in sorted(folders)]
+    names = VisibleTables(str(made.folder)).names
+    return [(Path(made.path(name)), entry(name)) for name in names]
 
 
 def test_the_page_of_tables_is_up_to_date() -> None:
@@ -67,16 +67,16 @@ def test_files_have_the_columns_of_the_catalog(hub_lake: Made) -> None:
 def test_a_table_without_rows_has_its_columns_in_every_engine(
     spark: SparkSession, hub_lake: Made
 ) -> None:
-    folder = hub_lake.folder / "silver" / "violations"
+    folder = hub_lake.path("silver.violations")
     expected = [*(column.name for column in CATALOG["violations"].columns), "date"]
     in_duckdb = duckdb.sql(f"SELECT * FROM read_parquet('{folder}/*/*.parquet')")
-    in_spark = spark.read.parquet(str(folder))
+    in_spark = spark.read.parquet(folder)
     assert in_duckdb.columns == in_spark.columns == expected
     assert in_duckdb.fetchall() == in_spark.collect() == []
 
 
 def test_files_have_comments_that_spark_shows(spark: SparkSession, hub_lake: Made) -> None:
-    found = spark.read.parquet(str(hub_lake.folder / "gold" / "steps")).schema
+    found = spark.read.parquet(hub_lake.path("gold.steps")).schema
     for column in CATALOG["steps"].columns:
         assert found[column.name].metadata["comment"] == column.comment
 
@@ -84,5 +84,5 @@ def test_files_have_comments_that_spark_shows(spark: SparkSession, hub_lake: Mad
 @pytest.mark.parametrize("name", ["sessions", "conversations", "deliveries"])
 def test_only_open_rows_of_a_batch_are_revocable(hub_lake: Made, name: str) -> None:
     for layer, expected in (("gold", {False}), ("open", {True})):
-        found = ds.dataset(hub_lake.folder / layer / name, format="parquet").to_table()
+        found = ds.dataset(hub_lake.path(f"{layer}.{name}"), format="parquet").to_table()
         assert set(found["revocable"].to_pylist()) <= expected

@@ -68,6 +68,18 @@ def found(spark: SparkSession) -> Found:
         records.sent(b"a", identifier="1", status="success")
         records.recorded("dead", identifier=identifier, connection="")
         records.recorded("accepted", payload=b"a", destination="queue/q/dead")
+    with records.on("replayed", "emp"):
+        letter = records.recorded("accepted", payload=b"a", connection="")
+        again = records.recorded("accepted", payload=b"a")
+        # Not right after it: subscribers of a topic get it meanwhile.
+        records.recorded("delivered", identifier=again, connection="not tapped")
+        records.recorded(
+            "replayed", identifier=letter, connection="", detail=f"sent again as {again}"
+        )
+    with records.on("to nobody", "micromsg2"):
+        records.sent(b"", destination="reply/0")
+    with records.on("too late", "micromsg2"):
+        records.sent(b"done", kind="response", destination="service/s")
     with records.on("resumed", "relink"):
         records.sent(b"again", out=True, sequence=None)
     with records.on("broken off", "micromsg2"):
@@ -109,6 +121,9 @@ def found(spark: SparkSession) -> Found:
         ("converted", ["equal"]),
         ("by id", ["equal", "equal"]),
         ("buried", ["equal"]),
+        ("replayed", []),
+        ("to nobody", []),
+        ("too late", ["not accepted"]),
         ("resumed", ["uncertain"]),
         ("broken off", ["not accepted"]),
         ("passing", ["equal"]),

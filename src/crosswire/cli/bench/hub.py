@@ -18,10 +18,11 @@ __all__ = ["StartedHub", "started_hub"]
 
 
 class StartedHub(msgspec.Struct, frozen=True):
-    """A running hub process; `ports` are those of its listeners, by name."""
+    """A running hub process; `ports` are those of its listeners, by name, `data` is its folder."""
 
     pid: int
     ports: dict[str, int]
+    data: str
 
     def cpu_s(self) -> float:
         """CPU time of all its threads so far."""
@@ -56,7 +57,7 @@ def started_hub(*listeners: str, config: str = "") -> Iterator[StartedHub]:
                 raise ClientError("the hub did not start")
             listen = msgspec.json.decode(line)["listen"]
             ports = {name: int(at.rpartition(":")[2]) for name, at in listen.items()}
-            yield StartedHub(process.pid, ports)
+            yield StartedHub(process.pid, ports, str(Path(folder, "data")))
 
 
 @contextmanager

@@ -53,7 +53,7 @@ class MissingRange(msgspec.Struct, frozen=True):
 
 class PlanResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The hub's answer to a plan: ids from `first` to before `end`, cut into `splits`. `found` is
-    false if no message of the destinations is among them."""
+    false if no message of the destinations is among them; `count` is, with a limit, how many."""
 
     node: str
     starts: dict[str, int]
@@ -63,6 +63,7 @@ class PlanResponse(msgspec.Struct, frozen=True, kw_only=True):
     splits: list[tuple[int, int]]
     missing: list[MissingRange]
     found: bool
+    count: int
 
 
 class LogPosition(NamedTuple):

@@ -14,24 +14,12 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
     InputPartition,
-    LessThan,
-    LessThanOrEqual,
-)
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
 
 from crosswire.envelope import MICROSECONDS
+from crosswire.errors import InvalidInput
 from crosswire.pipeline.connector.columns import schema
 from crosswire.pipeline.connector.options import (
     EARLIEST,
@@ -43,9 +31,27 @@ from crosswire.pipeline.connector.options import (
 )
 from crosswire.pipeline.connector.ranges import FilteredRange, HubLog, LogPartition, fetch
 from crosswire.pipeline.connector.sink import CrosswireStreamWriter, CrosswireWriter
+from crosswire.pipeline.spark_features import (
+    HAS_LIMITS,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 
 __all__ = ["CrosswireDataSource"]
 
+_MOST_LAG: Final = 1_000_000
+"""A longer lag is reported as this: counting takes time."""
+_MOST_LAGS: Final = 32
+"""With more destinations no lag is reported: each is a request to the hub."""
 EVERYTHING: Final = {OTHERS: EARLIEST}
 _QUIET_S: Final = 0.1
 """How long a stream waits when nothing is new: Spark asks again at once, and would send the hub a
@@ -71,7 +77,10 @@ class CrosswireDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802
         """For `spark.readStream`."""
-        return LogStreamReader(read_options(self.options, stream=True))
+        options = read_options(self.options, stream=True)
+        if options.limit and not HAS_LIMITS:
+            raise InvalidInput("this version of Spark knows no maxOffsetsPerTrigger")
+        return LogStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """For `df.write`."""
@@ -140,7 +149,7 @@ class UnfilteredReader(LogReader):
     """Reads as LogReader does; only Spark applies the filters."""
 
     # Spark compares by identity: it takes any other function for a pushdown.
-    pushFilters = DataSourceReader.pushFilters  # noqa: N815
+    pushFilters = getattr(DataSourceReader, "pushFilters", None)  # type: ignore[assignment]  # noqa: N815
 
 
 def _read(partition: InputPartition | None, options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -210,6 +219,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._log = HubLog(options)
         self._target: Offsets | None = None
+        self._start: Offsets | None = None
+        """Up to here Spark has read."""
         self._quiet: tuple[Offsets, int] | None = None
 
     def initialOffset(self) -> Offsets:  # noqa: N802
@@ -232,16 +243,34 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {OTHERS: {seen.node: seen.end}}
 
     def reportLatestOffset(self) -> Offsets:  # noqa: N802
-        """The end of the log, for Spark's progress reports (lag)."""
+        """The end of the log, and under `lag` the messages of each subscribed destination that the
+        stream has not read, as the hub counts them: for Spark's progress reports."""
         seen = self._log.look()
-        return {OTHERS: {seen.node: seen.end}}
+        end = {OTHERS: {seen.node: seen.end}}
+        if self._start is None or OTHERS not in self._start:
+            return end
+        if seen.node not in self._start[OTHERS] or len(seen.destinations) > _MOST_LAGS:
+            return end
+        starts = self._from(self._start, seen.node)
+        counts = {
+            name: self._log.plan([name], starts=starts, end=seen.end, limit=_MOST_LAG).count
+            for name in seen.destinations
+        }
+        return {**end, "lag": counts}
 
-    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802
+    def latestOffset(  # noqa: N802
+        self, start: Offsets | None = None, limit: ReadLimit | None = None
+    ) -> Offsets:
         """The offset after the last message, or after as many as the limit allows. Without new
         messages of the subscribed destinations it is the start itself, so that Spark runs no empty
-        batch, although other destinations have moved the log's end."""
+        batch, although other destinations have moved the log's end.
+
+        Spark 4.0 gives no start: then it is the end of the log."""
         seen = self._log.look()
         target = seen.end
+        self._start = start
+        if start is None:
+            return {OTHERS: {seen.node: target}}
         if self._target is not None:
             target = self._target[OTHERS].get(seen.node, seen.end)
         starts = self._from(start, seen.node)

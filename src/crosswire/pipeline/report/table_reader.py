@@ -7,11 +7,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 from pyarrow import fs
 
 from crosswire.errors import InvalidInput
-from crosswire.pipeline.tables.names import LAYERS
+from crosswire.pipeline.visible_tables import VisibleTables
 
 __all__ = ["Highest", "ReportTables", "Tally"]
 
@@ -30,22 +29,18 @@ class ReportTables:
     def __init__(self, root: str) -> None:
         self._given = root
         try:
-            self._files, path = fs.FileSystem.from_uri(root) if "://" in root else _local(root)
-            self._root = path.rstrip("/")
-            self.names = tuple(self._find())
+            self._tables = VisibleTables(root)
+            self._files, self._root = self._tables.arrow()
+            self.names = self._find()
         except (OSError, pa.ArrowException) as error:
             raise InvalidInput(f"can't read {root}: {_in_a_line(error)}") from error
         if not self.names:
             raise InvalidInput(self._nothing())
 
-    def _find(self) -> Iterator[str]:
+    def _find(self) -> tuple[str, ...]:
         if self._files.get_file_info(self._root).type == fs.FileType.NotFound:
             raise InvalidInput(f"{self._given} does not exist")
-        for layer in LAYERS:
-            folder = fs.FileSelector(f"{self._root}/{layer}", allow_not_found=True)
-            for each in sorted(self._files.get_file_info(folder), key=lambda info: info.path):
-                if each.type == fs.FileType.Directory and not each.base_name.startswith("."):
-                    yield f"{layer}.{each.base_name}"
+        return self._tables.names
 
     def _nothing(self) -> str:
         advice = "'crosswire pipeline run --input … --output DIR' makes them"
@@ -97,10 +92,7 @@ class ReportTables:
                 yield _with_numbers(batch)
 
     def _dataset(self, name: str) -> Any:
-        path = f"{self._root}/{name.replace('.', '/')}"
-        (dataset,) = self._reading(
-            name, (ds.dataset(path, filesystem=self._files, format="parquet") for _ in (None,))
-        )
+        (dataset,) = self._reading(name, (self._tables.dataset(name) for _ in (None,)))
         return dataset
 
     def _reading(self, name: str, pieces: Iterator[Any]) -> Iterator[Any]:
@@ -108,10 +100,6 @@ class ReportTables:
             yield from pieces
         except (OSError, pa.ArrowException) as error:
             raise InvalidInput(f"can't read {name}: {_in_a_line(error)}") from error
-
-
-def _local(root: str) -> tuple[Any, str]:
-    return fs.LocalFileSystem(), root
 
 
 def _with_numbers(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -17,6 +17,7 @@ from crosswire.pipeline.decode.decoded_connection import MOST_OPEN, WIRE_COLUMNS
 from crosswire.pipeline.decode.row_schema import columns_of, completed
 from crosswire.pipeline.sources.pcap import Captures
 from crosswire.pipeline.sources.tap import BATCH_BYTES, from_tap, read_tap, tap_files
+from crosswire.pipeline.spark import cores_of, is_local_master
 
 __all__ = ["decode", "decode_captures", "decode_tap"]
 
@@ -86,14 +87,12 @@ def decode_tap(
     `spark.crosswire.openConnections` how many open connections it keeps as objects.
     """
     folders = list(folders)
-    context = spark.sparkContext
     paths = None
-    is_local = (context.master or "").startswith("local")
-    if is_local and context.defaultParallelism <= _MOST_READERS:
+    if is_local_master(spark) and cores_of(spark) <= _MOST_READERS:
         paths = tap_files(folders, since_us=since_us)
     if paths is None:
         return decode(from_tap(spark, folders, since_us=since_us), payloads=payloads)
-    tasks = context.defaultParallelism
+    tasks = cores_of(spark)
     batch_bytes = _setting(spark, "spark.crosswire.batchBytes", BATCH_BYTES)
     most_open = _setting(spark, "spark.crosswire.openConnections", MOST_OPEN)
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crosswire.capture.flows import FLOW_BYTES
-from crosswire.capture.packet_counts import PacketCounts
+from crosswire.capture.packet_counts import CLOCK_STEP_NS, PacketCounts
 from crosswire.errors import InvalidInput
 from crosswire.pipeline.decode.kernels import lazy_kernel
 from crosswire.pipeline.sources.capture_reader import Segments, Split, read
@@ -349,9 +349,23 @@ def _by_flow_and_time(packets: Packets, flows: int) -> npt.NDArray[np.int32]:
     _group(packets, bounds, order, mixed)
     for flow in np.flatnonzero(mixed).tolist():
         own = order[bounds[flow] : bounds[flow + 1]]
+        times = _steady(packets["time_ns"][own], packets["source"][own])
         # Stable: segments of the same time stay in the order of files and records.
-        own[:] = own[np.argsort(packets["time_ns"][own], kind="stable")]
+        own[:] = own[np.argsort(times, kind="stable")]
     return order
+
+
+def _steady(times: npt.NDArray[np.int64], sources: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """The times of a flow's packets as a clock would have them that was never set back: by more
+    than CLOCK_STEP_NS a capture is not out of order by itself. Else what came after the step would
+    be sorted before what came earlier, as a connection of its own."""
+    steady = times.copy()
+    for source in np.unique(sources).tolist():
+        own = sources == source
+        drops = -np.diff(times[own])
+        added = np.cumsum(np.where(drops > CLOCK_STEP_NS, drops, 0))
+        steady[own] += np.concatenate([[0], added])
+    return steady
 
 
 @lazy_kernel

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -371,8 +372,15 @@ def _files(folder: str, listing: Listing) -> Iterator[tuple[LakeFile, int]]:
 
 def _listed(folder: str, listing: Listing) -> Iterator[tuple[LakeFile, int]]:
     for name, size in listing(folder):
-        path = Path(name)
-        file = parse_name("", path.parent.name.removeprefix("date="), path)
+        file = _parsed(name)
         if file is not None:
-            # Path would damage a URL (`s3://`): the name is kept as it was listed.
-            yield file._replace(path=name), size  # type: ignore[arg-type]
+            yield file, size
+
+
+@lru_cache(maxsize=1 << 17)
+def _parsed(name: str) -> LakeFile | None:
+    # Remembered: a stream lists the same names every second.
+    path = Path(name)
+    file = parse_name("", path.parent.name.removeprefix("date="), path)
+    # Path would damage a URL (`s3://`): the name is kept as it was listed.
+    return None if file is None else file._replace(path=name)  # type: ignore[arg-type]

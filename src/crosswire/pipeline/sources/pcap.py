@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -21,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from crosswire.capture.classify import PortMap
 from crosswire.capture.flows import FLOW_BYTES
-from crosswire.capture.packet_counts import PacketCounts
+from crosswire.capture.packet_counts import CLOCK_STEP, CLOCK_STEP_NS, PacketCounts
 from crosswire.capture.reassembly import Segment
 from crosswire.errors import InvalidInput
 from crosswire.pipeline.sources.assembler import Assembler, plain
@@ -38,6 +39,7 @@ from crosswire.pipeline.sources.flow_shares import (
 from crosswire.pipeline.sources.packet_kernels import PACKET
 from crosswire.pipeline.sources.pcap_reader import COLUMNS, FOR_REASSEMBLY, READABLE, PcapReader
 from crosswire.pipeline.sources.pcap_stream import PcapStreamReader
+from crosswire.pipeline.spark import cores_of
 from crosswire.pipeline.tables.wire import COLUMNS as WIRE_COLUMNS
 
 __all__ = [
@@ -172,10 +174,11 @@ class Captures:
         self._ports = PortMap(dict(ports or {}))
         self._since_us = since_us
         self._survey: Survey | None = None
+        self._counts: PacketCounts | None = None
         self._shares = 0
         self._splits: list[Split] = []
         if not shuffle:
-            cores = spark.sparkContext.defaultParallelism
+            cores = cores_of(spark)
             self._survey, self._shares = _plan(paths, cores, skip_damaged=skip_damaged)
         if self._survey is None:
             self._splits = [
@@ -192,9 +195,13 @@ class Captures:
 
     def counts(self) -> PacketCounts:
         """What became of all packets."""
-        if self._survey is not None:
-            return self._survey.counts
-        return count_packets(self._spark, self._splits)
+        if self._counts is None:
+            self._counts = (
+                count_packets(self._spark, self._splits)
+                if self._survey is None
+                else self._survey.counts
+            )
+        return self._counts
 
     def wire(self) -> DataFrame:
         """bronze.wire; a connection is in one partition, and its rows are in order there."""
@@ -205,7 +212,8 @@ class Captures:
         result is sent to the JVM, which costs more than the decoding."""
         if self._survey is None:
             segments = segments_of(self._spark, self._splits, since_us=self._since_us)
-            return reassemble(segments, self._ports, change, columns)
+            has_steps = self.counts().packets[CLOCK_STEP] > 0
+            return reassemble(segments, self._ports, change, columns, has_steps=has_steps)
         files, ports, since_ns = self._survey.files, self._ports, self._since_us * 1000
         shares = self._survey.shares(self._shares)
 
@@ -239,7 +247,7 @@ def count_packets(spark: SparkSession, parts: list[Split]) -> PacketCounts:
                     pass  # only the counts matter here
         yield pa.RecordBatch.from_pylist([{"counts": msgspec.json.encode(counts).decode()}])
 
-    tasks = min(len(unknown), 4 * spark.sparkContext.defaultParallelism)
+    tasks = min(len(unknown), 4 * cores_of(spark))
     given = spark.createDataFrame(unknown, "part string").repartition(tasks)
     for row in given.mapInArrow(count, "counts string").collect():
         total.merge(msgspec.json.decode(row.counts, type=PacketCounts))
@@ -288,13 +296,23 @@ def reassemble(
     ports: PortMap,
     change: Change = _plain,
     columns: StructType = WIRE_COLUMNS,
+    *,
+    has_steps: bool = False,
 ) -> DataFrame:
-    """Shuffle segments by flow, reassemble them and give what `change` makes of the batches."""
+    """Shuffle segments by flow, reassemble them and give what `change` makes of the batches.
+    `has_steps`: the clock was set back during a capture."""
+    arranged = segments.repartition("flow")
+    names, time = arranged.columns, "time_ns"
+    if has_steps:
+        # Times as a clock would have them that was never set back: see `flow_shares`.
+        own = Window.partitionBy("flow", "file").orderBy("record")
+        drop = F.coalesce(F.lag(time).over(own) - F.col(time), F.lit(0))
+        arranged = arranged.withColumn("drop", F.when(drop > CLOCK_STEP_NS, drop).otherwise(0))
+        steady = F.col(time) + F.sum("drop").over(own)
+        arranged, time = arranged.withColumn("steady", steady), "steady"
     # File and record decide between segments of the same time, so that the result does not depend
     # on how the shuffle went.
-    arranged = segments.repartition("flow").sortWithinPartitions(
-        "flow", "time_ns", "file", "record"
-    )
+    arranged = arranged.sortWithinPartitions("flow", time, "file", "record").select(*names)
 
     def assemble(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from change(wire_of_segments(batches, ports))

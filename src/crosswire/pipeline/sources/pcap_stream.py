@@ -14,17 +14,18 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    SupportsTriggerAvailableNow,
-)
 
 from crosswire.errors import InvalidInput
 from crosswire.pipeline.sources.capture_reader import Split, advance
 from crosswire.pipeline.sources.new_input import CaptureRead, InputPosition, NewInputFinder
 from crosswire.pipeline.sources.pcap_reader import PcapPartition, PcapReader
+from crosswire.pipeline.spark_features import (
+    HAS_LIMITS,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    SupportsTriggerAvailableNow,
+)
 
 __all__ = ["PcapStreamReader"]
 
@@ -46,6 +47,8 @@ class PcapStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> None:
         if not paths:
             raise InvalidInput("pcap needs the path of a capture file, or of a folder of them")
+        if batch_bytes and not HAS_LIMITS:
+            raise InvalidInput("this version of Spark knows no maxBytesPerTrigger")
         self._paths = paths
         self._reader = reader
         self._split_bytes = split_bytes
@@ -64,9 +67,13 @@ class PcapStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Fix the end: what is appended from now on is for the next run."""
         self._target = self._found({}, patient=False)
 
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
+    def latestOffset(  # noqa: N802
+        self, start: Offset | None = None, limit: ReadLimit | None = None
+    ) -> Offset:
         """The offset after the next batch: within the limit, but at least one file, so that a file
-        larger than the limit is read at all."""
+        larger than the limit is read at all. Spark 4.0 gives no start: then it is after all."""
+        if start is None:
+            return self._found({}, patient=True)
         found = self._found(start, patient=True) if self._target is None else self._target
         most_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         taken, size_bytes = dict(start), 0

@@ -1,29 +1,23 @@
 """The output of a stream: a batch becomes visible all at once, or not at all.
 
-    OUTPUT/silver/frames/date=…/00000012-….parquet    final rows of batch 12
-    OUTPUT/open/sessions/open-00000012-….parquet      provisional rows: batch 13 replaces them
-    OUTPUT/.stream/begun.json                         options that the stream was started with
-    OUTPUT/.stream/commits/00000012.json              the commit of batch 12
-    OUTPUT/.stream/state/flows-00000012/              state for batch 13
-    OUTPUT/.stream/days/traffic/date=…/               state of tables that are replaced by day
-    OUTPUT/.stream/new-…/                             files of a batch that is not committed yet
+    OUTPUT/manifests/00000012.jsonl                             the tables after batch 11
+    OUTPUT/runs/00000012-4f1c…/tables/…/date=…/….parquet        rows of batch 11
+    OUTPUT/runs/00000012-4f1c…/work/…                           state for batch 12
 
-A batch writes everything into its staging folder. Its commit is one rename, of the JSON file that
-holds the position in the input that the batch reached, the files to move to their tables and the
-files to remove. Then these are moved and removed. If the process dies in between, the next one
-finds the commit and does the rest: each move and removal can be repeated.
-
-A batch that was killed before its commit leaves only its staging folder, which the next process
-deletes. The batch need not be repeated with the same input: position, state and tables are still
+A batch writes everything into a folder of its own. Its commit is one manifest (`manifests`), which
+names the files of all tables and has, for the next batch, the position in the input that was
+reached and the folders of the state. Nothing is moved afterwards, so there is nothing to finish
+when a process dies: a batch that was killed before its commit leaves only its folder, which a later
+process deletes. It need not be repeated with the same input: position, state and tables are still
 those of the last commit, so the next one may take in more.
+
+Provisional rows are in files of their own, which the manifest of the next batch no longer names.
+Small files with final rows are merged from time to time: `_MERGED_FILES`.
 """
 
 from __future__ import annotations
 
-import os
-import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -33,14 +27,20 @@ from pyspark.sql.types import StructType
 
 from crosswire.capture.packet_counts import PacketCounts
 from crosswire.errors import InvalidInput
-from crosswire.pipeline.files import Files, lock
-from crosswire.pipeline.output import STREAM
+from crosswire.pipeline.manifests import (
+    Manifests,
+    RunFolder,
+    TablePaths,
+    all_paths,
+    listed_paths,
+)
+from crosswire.pipeline.output import refuse_older_layouts, setting_of
 from crosswire.pipeline.sources.new_input import InputPosition
+from crosswire.pipeline.stores import open_store
 from crosswire.pipeline.stream.watermarks import CompleteUpTo, HubTimes
 from crosswire.pipeline.tables.catalog import CATALOG, entry
 from crosswire.pipeline.tables.finality import KEPT, TARGET_TABLE
 from crosswire.pipeline.tables.missing_rows import MissingLakeRows
-from crosswire.pipeline.tables.names import LAYERS
 from crosswire.pipeline.tables.published import (
     DATE,
     NO_DATE,
@@ -56,13 +56,18 @@ DAYS: Final = "days"
 """The layer of state that is kept by day, beside those of the tables."""
 
 _OPEN: Final = "open."
-_PROVISIONAL: Final = "open-"
-"""The names of files with provisional rows begin with this: readers of a folder see them, and the
-next batch finds them."""
 _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 """How Spark names the folder of rows whose date is null: rows of the layer `open` have none."""
-_VERSION: Final = 4
-"""Version of all that is stored in `.stream`: a stream of another version is refused."""
+_VERSION: Final = 5
+"""Version of state and commits: a stream of another version is refused."""
+_MERGED_FILES: Final = 24
+"""The number of small files of a table and a date, all from batches or all merged before, that
+become one."""
+_MERGED_BYTES: Final = 32 * 1024 * 1024
+"""A larger file is never merged."""
+_MERGED: Final = "merged-"
+_SWEEP_BATCHES: Final = 100
+"""How often a stream looks for folders of runs that are no longer named."""
 
 
 _OPTIONS: Final = {
@@ -94,6 +99,7 @@ class StreamCommit(msgspec.Struct, frozen=True):
     """All that is known after a batch.
 
     batch            its number, from 0
+    begun            the options that the stream was begun with
     position         the input that was read
     reached          the watermark of captures and taps
     state            folders of the state for the next batch, by name
@@ -108,10 +114,10 @@ class StreamCommit(msgspec.Struct, frozen=True):
     files            by table: files with provisional rows
     days             by table and date: files of the tables that are replaced by day
     unsettled_days   days of gold.traffic that have provisional rows
-    staging          the folder to delete when `move` (from, to) and `remove` are done
     """
 
     batch: int
+    begun: StreamStart
     position: InputPosition
     reached: CompleteUpTo = CompleteUpTo()
     state: dict[str, str] = {}
@@ -129,53 +135,51 @@ class StreamCommit(msgspec.Struct, frozen=True):
     files: dict[str, list[str]] = {}
     days: dict[str, dict[str, list[str]]] = {}
     unsettled_days: list[str] = []
-    staging: str = ""
-    move: dict[str, str] = {}
-    remove: list[str] = []
 
 
-_COMMIT: Final = msgspec.json.Decoder(StreamCommit)
+class _Begun(msgspec.Struct):
+    begun: StreamStart
+
+
 # JSON has only texts as keys: not strict, so that the numbers of ports are read from them.
-_BEGUN: Final = msgspec.json.Decoder(StreamStart, strict=False)
+_COMMIT: Final = msgspec.json.Decoder(StreamCommit, strict=False)
+_BEGUN: Final = msgspec.json.Decoder(_Begun, strict=False)
 
 
 class StreamOutput:
-    """The folder of a stream's tables, commits and state, for one writer at a time until `close`.
+    """The tables, commits and state of a stream, in any store that Spark can write to. Paths are
+    relative to `root`.
 
-    `root` may be in any file system that Spark can write to and in which a rename is atomic.
-    Finishes the last commit if the process that wrote it could not. Raises InvalidInput if another
-    process writes there, or if the folder has the tables of a batch.
+    Raises InvalidInput if the folder has the tables of a batch, or those of an older version.
     """
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         self._spark = spark
         self.root = root.rstrip("/")
-        self._home = f"{self.root}/{STREAM}"
-        self._files = Files(spark, self.root)
-        try:
-            is_new = not self._files.exists(self._home)
-            if is_new and any(self._files.exists(f"{self.root}/{layer}") for layer in LAYERS):
-                raise InvalidInput(
-                    f"{root} holds the tables of a batch: a stream needs a folder of its own"
-                )
-            self._files.make_folder(f"{self._home}/commits")
-            self._lock = lock(self._home)
-        except BaseException:
-            self._files.close()
-            raise
+        self._store = open_store(self.root, setting_of(spark))
+        refuse_older_layouts(self._store)
+        self._manifests = Manifests(self._store)
+        self._run: RunFolder | None = None
         self.last = self._read_last()
-        # First finish the last commit, then clear: its files may still be in its staging folder.
-        if self.last is not None:
-            self._apply(self.last)
-        for left in self._files.children(self._home):
-            if left.rpartition("/")[2].startswith("new-"):
-                self._files.delete(left)
+        self._manifests.remove_abandoned()
+
+    def _read_last(self) -> StreamCommit | None:
+        newest = self._manifests.newest
+        if newest is None:
+            return None
+        if not newest.is_stream:
+            raise InvalidInput(
+                f"{self.root} holds the tables of a batch: a stream needs a folder of its own"
+            )
+        if _BEGUN.decode(newest.stream).begun.version != _VERSION:
+            raise InvalidInput(
+                f"{self.root} was written by another version of crosswire: start a new folder"
+            )
+        return _COMMIT.decode(newest.stream)
 
     def close(self) -> None:
-        """Release the lock of the folder."""
-        self._files.close()
-        if self._lock is not None:
-            os.close(self._lock)
+        """Delete what was not committed."""
+        self._end_run(keep=False)
 
     # Reading.
 
@@ -183,15 +187,9 @@ class StreamOutput:
         """The options that hold: those of the first start. Raises InvalidInput if `wanted` has
         others. `since` is the option's text: `7d` stands for the time that it was at the first
         start."""
-        path = f"{self._home}/begun.json"
-        if not self._files.exists(path):
-            self._files.write_text(path, msgspec.json.encode(wanted))
+        if self.last is None:
             return wanted
-        begun = _BEGUN.decode(self._files.read_text(path))
-        if begun.version != wanted.version:
-            raise InvalidInput(
-                f"{self.root} was written by another version of crosswire: start a new folder"
-            )
+        begun = self.last.begun
         if wanted.since and wanted.since == begun.since:
             wanted = msgspec.structs.replace(wanted, since_us=begun.since_us)
         for name, option in _OPTIONS.items():
@@ -202,45 +200,24 @@ class StreamOutput:
                 )
         return begun
 
-    def _read_last(self) -> StreamCommit | None:
-        commits = [
-            path for path in self._files.children(f"{self._home}/commits") if _is_commit(path)
-        ]
-        if not commits:
-            return None
-        # Numbers have leading zeros: the last name is that of the newest commit.
-        return _COMMIT.decode(self._files.read_text(max(commits)))
-
-    def listing(self, folder: str) -> Iterator[tuple[str, int]]:
-        """Paths and sizes of the Parquet files of a lake's folder, or of the one file given."""
-        if "://" not in folder:
-            found = [Path(folder)] if folder.endswith(".parquet") else None
-            for path in found or Path(folder).glob("date=*/*.parquet"):
-                try:
-                    yield str(path), path.stat().st_size
-                except FileNotFoundError:
-                    continue  # compacted, or removed by retention, since it was listed
-            return
-        yield from self._files.matching(f"{folder}/date=*/*.parquet")
-
     def state(self, name: str) -> DataFrame | None:
         """The state that the last batch saved under this name; None if there is none."""
         path = None if self.last is None else self.last.state.get(name)
-        if self.last is None or path is None or not self._files.exists(path):
+        # Spark writes no folder for a partition without rows.
+        if self.last is None or path is None or not self._store.names(path):
             return None
-        return self._spark.read.schema(_shape(self.last.schemas[name])).parquet(path)
+        schema = _shape(self.last.schemas[name])
+        return self._spark.read.schema(schema).parquet(self._store.url(path))
 
     def kept(self, table: str, dates: Iterable[str | None] | None = None) -> list[str]:
         """The files of a table with final rows, of these dates or all."""
-        home = f"{self.root}/{table.replace('.', '/')}"
+        newest = self._manifests.newest
+        files = None if newest is None else newest.tables.get(table)
+        if files is None:
+            return []
+        found = all_paths(self._store, msgspec.structs.replace(files, provisional=[]))
         wanted = None if dates is None else set(dates)
-        found = []
-        for path in self._files.of_rows(home):
-            *folder, name = path.removeprefix(f"{home}/").split("/")
-            date = folder[0].removeprefix("date=") if folder else None
-            if not name.startswith(_PROVISIONAL) and (wanted is None or date in wanted):
-                found.append(path)
-        return found
+        return [path for path in found if wanted is None or _date_of(path) in wanted]
 
     def rows_of(self, table: str, files: list[str]) -> DataFrame | None:
         """The rows in these files of a table, in the columns that they were computed with; None if
@@ -259,17 +236,19 @@ class StreamOutput:
 
     def _read_table(self, table: str, files: list[str]) -> DataFrame:
         # With the schema given, Spark need not open a file to find it.
-        found = self._spark.read.schema(schema_of(entry(table))).parquet(*files)
+        urls = [self._store.url(path) for path in files]
+        found = self._spark.read.schema(schema_of(entry(table))).parquet(*urls)
         return restored(entry(table), found)
 
     # Writing.
 
     def stage(self) -> StreamStaging:
-        """A new staging folder for the batch after the last commit."""
+        """A new folder for the batch after the last commit."""
+        self._end_run(keep=False)
         batch = 0 if self.last is None else self.last.batch + 1
         known = frozenset() if self.last is None else frozenset(self.last.rows)
-        folder = f"{self._home}/new-{uuid.uuid4().hex[:12]}"
-        return StreamStaging(self._spark, folder, batch, known)
+        self._run = self._manifests.begin_run()
+        return StreamStaging(self._spark, self._run, batch, known)
 
     def commit(
         self,
@@ -282,117 +261,165 @@ class StreamOutput:
     ) -> None:
         """Commit a batch: from here on a restart continues after it.
 
-        Files with provisional rows of the batch before are removed, but for the tables in
+        Files with provisional rows of the batch before are dropped, but for the tables in
         `retained`: this batch had no input for them, so they stay valid. Files of `replaced_days`
-        and `replaced_files` are removed too, because the batch has written their rows again.
+        and `replaced_files` are dropped too, because the batch has written their rows again.
+        Raises PipelineError if another process was first.
         """
-        moves, files, days = self._plan(commit.batch, staging)
-        remove = list(replaced_files)
-        for table_name, old in self.last.files.items() if self.last is not None else ():
-            if table_name in retained:
-                # Still provisional: the next batch that has input for the table removes them.
-                files[table_name] = old
-            else:
-                remove += old
-        kept_days = dict(self.last.days) if self.last is not None else {}
+        final, provisional, days = self._written(staging)
+        last = self.last
+        for table, old in last.files.items() if last is not None else ():
+            if table in retained:
+                provisional[table] = old
+        kept_days = dict(last.days) if last is not None else {}
         for table, dates in replaced_days.items():
             kept = dict(kept_days.get(table, {}))
             for date in dates:
-                remove += kept.pop(date, [])
+                kept.pop(date, None)
             # A replaced day without new files has no rows any more: all of them were provisional.
             kept_days[table] = kept | days.get(table, {})
-        state = {} if self.last is None else dict(self.last.state)
-        for name, path in staging.saved.items():
-            remove += [state[name]] if name in state else []
-            # The number in the name keeps the new state apart from the old one, which is removed
-            # only after the commit.
-            state[name] = moves[path] = f"{self._home}/state/{name}-{commit.batch:08}"
-        done = msgspec.structs.replace(
-            commit,
-            files=files,
-            days=kept_days,
-            state=state,
-            staging=staging.folder,
-            move=moves,
-            remove=remove,
-        )
-        # The rename in `write_text` is the commit. Before it nothing that readers or the next
-        # batch rely on was touched; after it everything follows from the file.
-        name = f"{self._home}/commits/{commit.batch:08}.json"
-        self._files.write_text(name, msgspec.json.encode(done))
+        state = {**(last.state if last is not None else {}), **staging.saved}
+        done = msgspec.structs.replace(commit, files=provisional, days=kept_days, state=state)
+        tables = self._tables(done, final, set(replaced_files), staging)
+        others = [*state.values()]
+        for table, by_date in kept_days.items():
+            paths = [path for files in by_date.values() for path in files]
+            if table.startswith(f"{DAYS}."):
+                others += paths
+            else:
+                tables[table] = TablePaths(paths)
+        self._manifests.commit(tables, others=others, stream=msgspec.json.encode(done))
         self.last = done
-        self._apply(done)
+        self._end_run(keep=True)
+        self._clear_work(staging)
+        self._manifests.remove_old()
+        if done.batch % _SWEEP_BATCHES == _SWEEP_BATCHES - 1:
+            self._manifests.remove_abandoned()
 
-    def _plan(
-        self, batch: int, staging: StreamStaging
-    ) -> tuple[dict[str, str], dict[str, list[str]], dict[str, dict[str, list[str]]]]:
-        """Where each staged file goes; the files with provisional rows; the files by day."""
-        moves: dict[str, str] = {}
-        files: dict[str, list[str]] = {}
+    def _written(
+        self, staging: StreamStaging
+    ) -> tuple[dict[str, list[str]], dict[str, list[str]], dict[str, dict[str, list[str]]]]:
+        """The files of a batch, by table: with final rows, with provisional rows, and by day."""
+        final: dict[str, list[str]] = {}
+        provisional: dict[str, list[str]] = {}
         days: dict[str, dict[str, list[str]]] = {}
-        for path in self._files.of_rows(f"{staging.folder}/tables"):
-            *folders, name = path.removeprefix(f"{staging.folder}/tables/").split("/")
+        for path, _ in self._store.row_files(f"{staging.folder}/tables"):
             # Spark writes partition columns as folders: target_table=…/kept=…/date=….
-            keys = dict(part.split("=", 1) for part in folders if "=" in part)
-            table_name, date = keys[TARGET_TABLE], keys.get("date")
-            by_day = table_name in staging.by_day
-            kept = keys[KEPT] == "true"
-            # Spark's file names are unique within a write; with the batch they are in the table.
-            prefix = f"{batch:08}" if kept or by_day else f"{_PROVISIONAL}{batch:08}"
-            inner = f"date={date}/" if date not in (None, _NULL) else ""
-            layer, _, table = table_name.partition(".")
-            home = f"{self._home}/days" if layer == DAYS else f"{self.root}/{layer}"
-            target = f"{home}/{table}/{inner}{prefix}-{name}"
-            moves[path] = target
-            if by_day:
-                days.setdefault(table_name, {}).setdefault(str(date), []).append(target)
-            elif not kept:
-                files.setdefault(table_name, []).append(target)
-        return moves, files, days
+            keys = dict(part.split("=", 1) for part in path.split("/") if "=" in part)
+            table = keys[TARGET_TABLE]
+            if table in staging.by_day:
+                days.setdefault(table, {}).setdefault(str(keys.get(DATE)), []).append(path)
+            elif keys[KEPT] == "true":
+                final.setdefault(table, []).append(path)
+            else:
+                provisional.setdefault(table, []).append(path)
+        return final, provisional, days
 
-    def _apply(self, commit: StreamCommit) -> None:
-        """Do the moves and removals of a commit that are not done yet.
+    def _tables(
+        self,
+        commit: StreamCommit,
+        final: Mapping[str, list[str]],
+        replaced: set[str],
+        staging: StreamStaging,
+    ) -> dict[str, TablePaths]:
+        """The tables after a batch: what was there, without what it replaces, and its own."""
+        newest = self._manifests.newest
+        before = {} if newest is None else newest.tables
+        tables = {}
+        assert self._run is not None
+        for name in before.keys() | final.keys() | commit.files.keys():
+            files = before.get(name, TablePaths())
+            paths, lists = [*files.paths], []
+            for each in files.lists:
+                listed = listed_paths(self._store, each)
+                if replaced.isdisjoint(listed):
+                    lists.append(each)
+                else:
+                    paths += listed
+            paths = [path for path in paths if path not in replaced]
+            new = final.get(name, [])
+            paths = self._merged(name, [*paths, *new], {_date_of(path) for path in new}, staging)
+            files = TablePaths(paths, lists, commit.files.get(name, []))
+            newest_date = max((_date_of(path) or "" for path in paths), default="")
+            tables[name] = self._manifests.spill(files, self._run, name, f"/{DATE}={newest_date}/")
+        return tables
 
-        New files appear before old ones go: a reader may for a moment see replaced rows twice,
-        but never misses a row.
-        """
-        for table_name in commit.rows:
-            layer, _, table = table_name.partition(".")
-            if layer in LAYERS:
-                self._files.make_folder(f"{self.root}/{layer}/{table}")
-        for source, target in commit.move.items():
-            if self._files.exists(source):
-                self._files.move(source, target)
-        for path in commit.remove:
-            self._files.delete(path)
-        if commit.staging:
-            self._files.delete(commit.staging)
-        for path in self._files.children(f"{self._home}/commits"):
-            if _is_commit(path) and path.rpartition("/")[2] < f"{commit.batch - 1:08}.json":
-                self._files.delete(path)
+    def _merged(
+        self, table: str, paths: list[str], dates: set[str | None], staging: StreamStaging
+    ) -> list[str]:
+        """The files of a table, of which many small ones of these dates are written as one."""
+        for date in dates:
+            for level in range(3):
+                group = [path for path in paths if (_date_of(path), _level(path)) == (date, level)]
+                if not group or len(group) % _MERGED_FILES:
+                    continue
+                small = [path for path in group if self._store.size(path) < _MERGED_BYTES]
+                if len(small) < _MERGED_FILES // 2:
+                    continue
+                merged = f"{staging.folder}/{_MERGED}{level + 1}/{table}/{DATE}={date}"
+                urls = [self._store.url(path) for path in small]
+                rows = self._spark.read.schema(schema_of(entry(table))).parquet(*urls)
+                rows.coalesce(1).write.parquet(self._store.url(merged))
+                made = [path for path, _ in self._store.row_files(merged)]
+                paths = [path for path in paths if path not in set(small)] + made
+        return paths
+
+    def _clear_work(self, staging: StreamStaging) -> None:
+        """Delete what only the batch needed: all but the state, which may be a partition."""
+        saved = set(staging.saved.values())
+        for name in self._store.names(f"{staging.folder}/work"):
+            path = f"{staging.folder}/work/{name}"
+            if path in saved:
+                continue
+            if any(each.startswith(f"{path}/") for each in saved):
+                for part in self._store.names(path):
+                    if f"{path}/{part}" not in saved:
+                        self._store.delete(f"{path}/{part}")
+            else:
+                self._store.delete(path)
 
     def discard(self, staging: StreamStaging) -> None:
         """Delete what a failed batch has written."""
-        self._files.delete(staging.folder)
+        if self._run is not None and self._run.folder == staging.folder:
+            self._end_run(keep=False)
+
+    def _end_run(self, *, keep: bool) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.end(keep=keep)
 
 
-def _is_commit(path: str) -> bool:
-    return path.endswith(".json")
+def _date_of(path: str) -> str | None:
+    """The date in the path of a file; None if it has none."""
+    for part in path.split("/"):
+        if part.startswith(f"{DATE}="):
+            date = part.removeprefix(f"{DATE}=")
+            return None if date == _NULL else date
+    return None
+
+
+def _level(path: str) -> int:
+    """How often the rows of a file were merged."""
+    for part in path.split("/"):
+        if part.startswith(_MERGED):
+            return int(part.removeprefix(_MERGED))
+    return 0
 
 
 class StreamStaging:
-    """Where a batch writes before its commit; several threads may write different tables.
+    """The folder that a batch writes to; several threads may write different tables.
 
     `rows`, `schemas` (of states), `by_day` and `saved` describe what was written, for the commit.
     """
 
     def __init__(
-        self, spark: SparkSession, folder: str, batch: int, known: frozenset[str] = frozenset()
+        self, spark: SparkSession, run: RunFolder, batch: int, known: frozenset[str] = frozenset()
     ) -> None:
         """`known` are the tables that earlier batches have made."""
         self._spark = spark
         self._known = known
-        self.folder = folder
+        self.folder = run.folder
+        self._url = run.url
         self.batch = batch
         self.by_day: set[str] = set()
         self.rows: dict[str, tuple[int, int]] = {}
@@ -435,7 +462,7 @@ class StreamStaging:
             folders.append(DATE)
         revocable = F.lit(True) if table.adds_up else ~kept
         made = published(table, rows, revocable, *folders)
-        made.write.partitionBy(*folders).parquet(f"{self.folder}/tables/{folder or name}")
+        made.write.partitionBy(*folders).parquet(f"{self._url}/tables/{folder or name}")
         found = counted.get
         for number, each in enumerate(tables):
             kept_rows, provisional_rows = self.rows.get(each, (0, 0))
@@ -453,7 +480,7 @@ class StreamStaging:
         no rows, or none left."""
         empty = self._spark.createDataFrame([], schema_of(entry(table))).coalesce(1)
         day = f"/{DATE}={NO_DATE}" if is_dated else ""
-        empty.write.parquet(f"{self.folder}/tables/{table}/{TARGET_TABLE}={table}/{KEPT}=true{day}")
+        empty.write.parquet(f"{self._url}/tables/{table}/{TARGET_TABLE}={table}/{KEPT}=true{day}")
 
     def subtract(self, table: str, rows: int) -> None:
         """Subtract final rows of earlier batches that this batch replaces."""
@@ -465,7 +492,7 @@ class StreamStaging:
 
         Spark computes a DataFrame again for every use; what is used twice is written once.
         """
-        path = f"{self.folder}/work/{name}"
+        path = f"{self._url}/work/{name}"
         rows.write.partitionBy(*split_by).parquet(path)
         return self._spark.read.schema(rows.schema).parquet(path)
 
@@ -490,7 +517,7 @@ class StreamStaging:
         table = CATALOG[name]
         shape = StructType([*schema_of(table).fields])
         shape = shape.add(KEPT, "boolean").add(TARGET_TABLE, "string")
-        rows = self._spark.read.schema(shape).parquet(f"{self.folder}/tables/{name}")
+        rows = self._spark.read.schema(shape).parquet(f"{self._url}/tables/{name}")
         rows = rows.where(F.col(TARGET_TABLE).isin(*table.paths))
         return restored(table, rows, KEPT)
 

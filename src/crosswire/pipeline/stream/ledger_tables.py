@@ -53,6 +53,7 @@ from crosswire.pipeline.tables.steps import (
     REPLAYED,
     gold_steps,
     message_facts,
+    sent_again_as,
     with_facts,
     with_origins,
 )
@@ -537,8 +538,12 @@ class LedgerTables:
         for row in bounds:
             is_near = F.col("seq").between(row.low - 1, row.high + 1)
             near |= (F.col("node") == row.node) & is_near
-        neighbours = ledger.where(near & F.col("step").isin(DEAD, REPLAYED, ANSWERED))
-        others = neighbours.join(wanted, list(_MESSAGE), "left_anti")
+        neighbours = ledger.where(near & F.col("step").isin(DEAD, ANSWERED))
+        sent_again = wanted.select("node", F.col("id").alias("sent_as"))
+        replays = ledger.where(F.col("step") == REPLAYED).withColumn("sent_as", sent_again_as())
+        replays = replays.join(sent_again, ["node", "sent_as"], "left_semi").drop("sent_as")
+        others = neighbours.unionByName(replays)
+        others = others.join(wanted, list(_MESSAGE), "left_anti")
         history = with_origins(own.unionByName(others))
         return history.join(wanted, list(_MESSAGE), "left_semi")
 

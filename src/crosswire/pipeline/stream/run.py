@@ -21,7 +21,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from crosswire.lake.schemas import MESSAGES
+from crosswire.pipeline.output import setting_of
 from crosswire.pipeline.sources.inputs import find_inputs
+from crosswire.pipeline.sources.lake_listing import LakeListing
 from crosswire.pipeline.sources.new_input import (
     InputPosition,
     LakeRows,
@@ -142,9 +144,10 @@ class _StreamLoop:
             stream.since,
         )
         self._begun = output.begin(wanted)
+        self._listing = LakeListing(setting_of(spark))
         self._finder = NewInputFinder(
             stream.paths,
-            output.listing,
+            self._listing,
             batch_bytes=stream.batch_bytes,
             split_bytes=SPLIT_BYTES,
             patient=not stream.once,
@@ -189,7 +192,7 @@ class _StreamLoop:
         """Run a batch and commit it. Retries if the lake was compacted meanwhile."""
         for attempt in range(_ATTEMPTS):
             start = time.monotonic()
-            batch = _StreamBatch(self._spark, self._begun, self._output, new_input)
+            batch = _StreamBatch(self._spark, self._begun, self._output, new_input, self._listing)
             before = batch.input_files()
             if self._begin is not None:
                 files, size_bytes = new_input.files, new_input.size_bytes
@@ -241,7 +244,7 @@ class _StreamLoop:
                 # Again and again: between two jobs of a batch there is none to cancel.
                 with self._cancelling:
                     if self._is_cancelled:
-                        self._spark.sparkContext.cancelAllJobs()
+                        self._spark.interruptAll()
 
     def _summary(self, start: float) -> Summary:
         """The state of all tables, not only what this run added."""
@@ -286,8 +289,10 @@ class _StreamBatch:
         begun: StreamStart,
         output: StreamOutput,
         new_input: NewInput,
+        listing: LakeListing,
     ) -> None:
         self._spark = spark
+        self._listing = listing
         self._begun = begun
         self._output = output
         self._new_input = new_input
@@ -336,7 +341,7 @@ class _StreamBatch:
 
     def input_files(self) -> list[str]:
         """The files of lakes that have the new rows, as they are now."""
-        return files_of(self._new_input.rows, self._output.listing)
+        return files_of(self._new_input.rows, self._listing)
 
     def run(self) -> StreamCommit:
         """Write the tables into the staging folder; returns what is to be committed."""
@@ -376,6 +381,7 @@ class _StreamBatch:
             open_refused = last.open_refused
         return StreamCommit(
             batch=self.staging.batch,
+            begun=self._begun,
             position=self._new_input.position,
             reached=driver.reached,
             schemas={**(last.schemas if last is not None else {}), **self.staging.schemas},
@@ -399,7 +405,7 @@ class _StreamBatch:
         for each in ranges:
             between = F.col("seq").between(each.first, each.last)
             wanted = wanted | ((F.col("node") == each.node) & between)
-        files = files_of(ranges, self._output.listing)
+        files = files_of(ranges, self._listing)
         columns = from_arrow_schema(schema)
         if not files:
             return self._spark.createDataFrame([], columns)  # removed by retention

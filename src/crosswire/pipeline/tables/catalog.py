@@ -682,11 +682,12 @@ _HEAD: Final = """\
 
 Made by `python -m crosswire.pipeline.tables.catalog`: edit that module, not this page.
 
-A table is a folder of Parquet files: `OUTPUT/gold/traffic/`. Times are TIMESTAMP, UTC, with
-microseconds; durations are BIGINT and end in `_us`. A table that is partitioned has a column `date`
-too, the date of `time`: a condition on it spares reading the other days. A table without rows has
-its columns all the same. `revocable` is false for all rows of a batch but those in `open/`; in a
-stream it marks what may still change.
+Tables are Parquet files; `crosswire pipeline views` and `crosswire.pipeline.open_tables` find them:
+[where they are](pipeline.md#where-the-tables-are). Times are TIMESTAMP, UTC, with microseconds;
+durations are BIGINT and end in `_us`. A table that is partitioned has a column `date` too, the date
+of `time`: a condition on it spares reading the other days. A table without rows has its columns all
+the same. `revocable` is false for all rows of a batch but those in `open`; in a stream it marks
+what may still change.
 
 [Questions](questions.md) has examples, [the pipeline](pipeline.md) how the tables are made.
 """

@@ -16,6 +16,7 @@ __all__ = [
     "MISSING_ON_WIRE",
     "NAMES",
     "NOT_ACCEPTED",
+    "NO_DATE",
     "PERCENTILES",
     "PROVIDER",
     "UNANSWERED",
@@ -24,6 +25,10 @@ __all__ = [
     "VERDICTS",
     "WITHDRAWN",
 ]
+
+NO_DATE: Final = "1970-01-01"
+"""The partition of rows without a time, and of the file that gives a table without rows its
+schema: a partition without a date would make engines read the column as text."""
 
 LAYERS: Final = ("bronze", "silver", "gold", "open")
 """The folders of an output. `open` has the rows of gold that later input may still change."""

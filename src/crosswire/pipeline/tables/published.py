@@ -27,15 +27,12 @@ from pyspark.sql.types import (
 )
 
 from crosswire.pipeline.tables.catalog import HISTOGRAM, PROPERTIES, TIME, TableEntry
+from crosswire.pipeline.tables.names import NO_DATE
 
 __all__ = ["DATE", "NO_DATE", "date_of_rows", "published", "restored", "schema_of"]
 
 DATE: Final = "date"
 """The column by which tables are partitioned."""
-
-NO_DATE: Final = "1970-01-01"
-"""The partition of rows without a time, and of the file that gives a table without rows its
-schema: a partition without a date would make engines read the column as text."""
 
 REVOCABLE: Final = "revocable"
 

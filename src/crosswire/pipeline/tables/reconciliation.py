@@ -9,7 +9,8 @@ caller). In the ledger these are the steps `accepted`, `delivered`, and `answere
     missing on the wire    recorded, but the connection never carried it
     missing in the ledger  carried and not recorded, although the hub did not refuse it
     not accepted           carried and not recorded; the hub refused it, or never acknowledged it;
-                           of an answer, it is the hub's own refusal of the request
+                           of an answer, it is the hub's own refusal of the request, or came
+                           from a provider when the hub did not wait for it any more
     withdrawn              recorded as delivered and as returned: the receiver left before it was
                            sent
     uncertain              without partner, and `reason` has one of: rows of the other side are
@@ -27,8 +28,10 @@ equal messages any may be shown as the missing one, but how many are missing is 
 that was acknowledged is matched before one that was not.
 
 Left out are: connections that are not tapped, replies of eMQP's workers to jobs (to the hub they
-are settlements), deliveries of topics that are not durable (the ledger only counts them), dead
-letters, replays and scheduled messages (they never were on a wire).
+are settlements), what MicroMsg2's clients send to a `reply/` that no call has (the hub acknowledges
+it, by which a client learns that all before it was read), deliveries of topics that are not durable
+(the ledger only counts them), dead letters, replays and scheduled messages (they never were on a
+wire).
 `intact` is false where the payload in the lake no longer has the checksum taken at the edge.
 """
 
@@ -495,10 +498,16 @@ def _verdict() -> Column:
         .when(wire["is_refused"] | wire["refuses"], NOT_ACCEPTED)
         .when(F.coalesce(ledger["returned"], F.lit(False)), WITHDRAWN)
         .when(F.col("doubt").isNotNull(), UNCERTAIN)
-        .when(wire["broken"] | unanswered, NOT_ACCEPTED)
+        .when(wire["broken"] | unanswered | _is_unawaited(), NOT_ACCEPTED)
         .when(wire.isNull(), MISSING_ON_WIRE)
         .otherwise(MISSING_IN_LEDGER)
     )
+
+
+def _is_unawaited() -> Column:
+    """Whether it is a provider's answer. The hub records all that it waits for: one that is not
+    recorded came after the deadline of the call, or after its caller had left."""
+    return (F.col("way") == IN) & (F.col("wire.kind") == RESPONSE)
 
 
 def _hole(missing: list[MissingLakeRows]) -> Column:
@@ -545,9 +554,12 @@ def _is_left_out() -> Column:
     wire, ledger, way = F.col("wire"), F.col("ledger"), F.col("way")
     replies = (wire["protocol"] == "emqp") & (wire["kind"] == RESPONSE)
     counted = (way == OUT) & F.col("counted_node").isNotNull()
+    # An answer to a call that the hub has made is a response, whatever became of the call.
+    to_nobody = (wire["protocol"] == "micromsg2") & wire["destination"].startswith("reply/")
+    to_nobody &= (way == IN) & (wire["kind"] != RESPONSE)
     # A call that failed because the caller left has no answer on the wire.
     unanswered = (way == ANSWER) & (ledger["step"] == FAILED)
-    alone = F.when(ledger.isNull(), replies | counted).when(wire.isNull(), unanswered)
+    alone = F.when(ledger.isNull(), replies | counted | to_nobody).when(wire.isNull(), unanswered)
     return F.coalesce(alone, F.lit(False))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.envelope import SCHEDULED
@@ -32,6 +32,7 @@ __all__ = [
     "gold_steps",
     "message_facts",
     "seen_connections",
+    "sent_again_as",
     "with_facts",
     "with_messages",
     "with_origins",
@@ -60,6 +61,10 @@ GIVEN_BACK: Final = "the consumer unsubscribed"
 COUNTED: Final = "not durable"
 """Detail of an `accepted` of a topic that is not durable: the row stands for the deliveries as
 well, and its `count` is their number."""
+
+
+_SENT_AS: Final = "sent again as "
+"""Detail of a `replayed`, before the id of the new message."""
 
 
 def with_messages(ledger: DataFrame, envelopes: DataFrame) -> DataFrame:
@@ -96,33 +101,46 @@ def with_origins(ledger: DataFrame) -> DataFrame:
     Values that are there already, from an earlier batch of a stream, are kept: the neighbour that
     they came from may not be among the rows any more.
     """
-    # The ledger has no column for it, but an order: the hub writes a copy right after the step
-    # that moved the message, and an answer right before the step that ends its call; both have the
-    # same time.
-    is_move = F.col("step").isin(DEAD, REPLAYED)
-    neighbours = ledger.where(is_move | (F.col("step") == ANSWERED)).select(
+    # The ledger has no column for it, but an order: the hub writes a dead letter right after the
+    # step that moved the message, and an answer right before the step that ends its call; both
+    # have the same time. The step of a replay names the id that the message was sent again with.
+    is_dead = F.col("step") == DEAD
+    neighbours = ledger.where(is_dead | (F.col("step") == ANSWERED)).select(
         "node",
-        (F.col("seq") + F.when(is_move, 1).otherwise(-1)).alias("seq"),
+        (F.col("seq") + F.when(is_dead, 1).otherwise(-1)).alias("seq"),
         F.col("id").alias("neighbour"),
         F.col("time").alias("neighbour_time"),
         F.col("step").alias("neighbour_step"),
     )
-    is_made = (F.col("step") == ACCEPTED) & (F.col("neighbour_time") == F.col("time"))
-    is_made = F.coalesce(is_made, F.lit(False))
-    is_answer = is_made & (F.col("neighbour_step") == ANSWERED)
+    replays = ledger.where(F.col("step") == REPLAYED).select(
+        "node", sent_again_as().alias("id"), F.col("id").alias("replay_of")
+    )
+    is_accepted = F.col("step") == ACCEPTED
+    is_made = F.coalesce(is_accepted & (F.col("neighbour_time") == F.col("time")), F.lit(False))
+    is_answer = F.coalesce(is_made & (F.col("neighbour_step") == ANSWERED), F.lit(False))
+    is_replay = is_accepted & F.col("replay_of").isNotNull()
     found = {
-        "origin": F.when(is_made & ~is_answer, F.col("neighbour")),
-        "is_moved": is_made & ~is_answer,
-        "is_answer": F.coalesce(is_answer, F.lit(False)),
+        "origin": F.when(is_replay, F.col("replay_of")).when(
+            is_made & ~is_answer, F.col("neighbour")
+        ),
+        "is_moved": is_replay | (is_made & ~is_answer),
+        "is_answer": is_answer,
     }
     if "origin" in ledger.columns:
         found["origin"] = F.coalesce("origin", found["origin"])
         found["is_moved"] |= F.coalesce("is_moved", F.lit(False))
         found["is_answer"] |= F.coalesce("is_answer", F.lit(False))
     own = [name for name in ledger.columns if name not in found]
-    return ledger.join(neighbours, ["node", "seq"], "left").select(
+    rows = ledger.join(neighbours, ["node", "seq"], "left")
+    return rows.join(replays.where(F.col("id").isNotNull()), ["node", "id"], "left").select(
         *own, *(column.alias(name) for name, column in found.items())
     )
+
+
+def sent_again_as() -> Column:
+    """The new id of a message, from the detail of its step `replayed`; null for other details."""
+    digits = F.regexp_extract("detail", f"^{_SENT_AS}([0-9]{{1,18}})$", 1)
+    return F.nullif(digits, F.lit("")).cast("bigint")
 
 
 def with_facts(steps: DataFrame, facts: DataFrame) -> DataFrame:

@@ -1,15 +1,17 @@
 """SQL that makes the tables of an output known to an engine: DuckDB or Spark.
 
 A view for each table (`gold.traffic`) with the comments of the catalog, and the function
-`latency_percentile`, which merges histograms.
+`latency_percentile`, which merges histograms. Views show the tables of one manifest: what a later
+run or batch writes is seen after the statements were made and run again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from crosswire.pipeline.tables.catalog import HISTOGRAM, TableEntry, entry
+from crosswire.pipeline.tables.names import NO_DATE
 
 __all__ = ["DIALECTS", "view_statements"]
 
@@ -46,14 +48,13 @@ CREATE OR REPLACE TEMPORARY FUNCTION latency_percentile(
 }
 
 
-def view_statements(dialect: str, root: str, tables: Iterable[str]) -> list[str]:
-    """The statements for these tables (`gold.traffic`) below `root`, one after the other."""
-    root = root.rstrip("/")
-    names = list(tables)
-    made = [f"CREATE SCHEMA IF NOT EXISTS {layer}" for layer in _layers(names)]
-    for name in names:
+def view_statements(dialect: str, tables: Mapping[str, Sequence[str]]) -> list[str]:
+    """The statements for these tables (`gold.traffic`), one after the other; each table has the
+    paths of its folders, or of its Parquet files."""
+    made = [f"CREATE SCHEMA IF NOT EXISTS {layer}" for layer in _layers(tables)]
+    for name, paths in tables.items():
         make = _in_duckdb if dialect == DUCKDB else _in_spark
-        made += make(name, f"{root}/{name.replace('.', '/')}")
+        made += make(name, paths)
     return [*made, _PERCENTILE[dialect]]
 
 
@@ -61,14 +62,19 @@ def _layers(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name.partition(".")[0] for name in names))
 
 
-def _in_duckdb(name: str, folder: str) -> list[str]:
+def _in_duckdb(name: str, paths: Sequence[str]) -> list[str]:
     table = entry(name)
     dated = table.dated_by and not name.startswith("open.")
     options = "hive_partitioning = true, hive_types = {'date': DATE}" if dated else ""
-    pattern = _text(f"{folder}/{'*/' if dated else ''}*.parquet")
-    rows = f"read_parquet({pattern}{', ' if options else ''}{options})"
+    inner = f"/{'*/' if dated else ''}*.parquet"
+    patterns = ", ".join(
+        _text(path if path.endswith(".parquet") else f"{path}{inner}") for path in paths
+    )
+    rows = f"read_parquet([{patterns}]{', ' if options else ''}{options})"
+    # By name: the paths of a stream's files have more than the date.
+    columns = ", ".join([*(column.name for column in table.columns), *(["date"] if dated else [])])
     made = [
-        f"CREATE OR REPLACE VIEW {name} AS SELECT * FROM {rows}",
+        f"CREATE OR REPLACE VIEW {name} AS SELECT {columns} FROM {rows}",
         f"COMMENT ON VIEW {name} IS {_text(_about(name, table))}",
     ]
     for column in table.columns:
@@ -76,17 +82,27 @@ def _in_duckdb(name: str, folder: str) -> list[str]:
     return made
 
 
-def _in_spark(name: str, folder: str) -> list[str]:
+def _in_spark(name: str, paths: Sequence[str]) -> list[str]:
     table = entry(name)
     columns = [(column.name, column.comment) for column in table.columns]
+    selected = [column for column, _ in columns]
+    is_folder = len(paths) == 1 and not paths[0].endswith(".parquet")
     if table.dated_by and not name.startswith("open."):
         columns.append(("date", "Date of the row's time, by which the table is partitioned"))
+        # Spark finds dates in the folders below one folder only, not in those of single files.
+        selected.append("date" if is_folder else f"{_date_in_spark(table)} AS date")
     described = ", ".join(f"{column} COMMENT {_escaped(comment)}" for column, comment in columns)
-    selected = ", ".join(column for column, _ in columns)
+    # Any of the paths: Spark takes a pattern, but no list.
+    given = paths[0] if len(paths) == 1 else f"{{{','.join(paths)}}}"
     return [
         f"CREATE OR REPLACE VIEW {name} ({described}) COMMENT {_escaped(_about(name, table))} "
-        f"AS SELECT {selected} FROM parquet.`{folder}`"
+        f"AS SELECT {', '.join(selected)} FROM parquet.`{given}`"
     ]
+
+
+def _date_in_spark(table: TableEntry) -> str:
+    time = next(each.name for each in table.columns if each.computed_as == table.dated_by)
+    return f"coalesce(CAST({time} AS DATE), DATE'{NO_DATE}')"
 
 
 def _about(name: str, table: TableEntry) -> str:

