@@ -150,9 +150,13 @@ class ConsolePage:
         """The rows of tables that contain a text."""
         return self.page.locator("main tbody tr").filter(has_text=text)
 
-    def accessibility_faults(self) -> list[str]:
-        """Serious and critical faults that axe finds on the page as it is."""
-        found = Axe().run(self.page).response["violations"]
+    def accessibility_faults(self, *rules: str) -> list[str]:
+        """Serious and critical faults that axe finds on the page as it is, by all of its rules or
+        by these."""
+        options: dict[str, Any] = {"resultTypes": ["violations"]}
+        if rules:
+            options["runOnly"] = list(rules)
+        found = Axe().run(self.page, options=options).response["violations"]
         return [
             f"{each['id']} ({each['impact']}): {node['html']}: {node.get('failureSummary', '')}"
             for each in found
