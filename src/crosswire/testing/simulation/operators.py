@@ -39,7 +39,7 @@ _AGAIN_S: Final = 0.5
 T = TypeVar("T")
 
 
-class _NoAnswer(Exception):
+class _OperatorUnanswered(Exception):
     """Nobody knows what became of a request."""
 
 
@@ -57,10 +57,10 @@ class _Operator:
         self._seen = seen
 
     async def _ask(self, act: Callable[[Hub, float], Awaitable[T]]) -> T:
-        """Raises what the hub raises, and _NoAnswer."""
+        """Raises what the hub raises, and _OperatorUnanswered."""
         machine = next((each for each in self._hub.machines if each.serving is not None), None)
         if machine is None:
-            raise _NoAnswer
+            raise _OperatorUnanswered
         server, process = machine.serving, machine.process
         assert server is not None and process is not None
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -80,14 +80,14 @@ class _Operator:
             async with asyncio.timeout(_ANSWER_S):
                 return await answer
         except TimeoutError:
-            raise _NoAnswer from None
+            raise _OperatorUnanswered from None
 
     async def _until_done(self, act: Callable[[Hub, float], Awaitable[T]]) -> T:
         """Ask until there is an answer; what a disk or a change of leaders refuses is temporary."""
         while True:
             try:
                 return await self._ask(act)
-            except (_NoAnswer, StoreError, NotLeading):
+            except (_OperatorUnanswered, StoreError, NotLeading):
                 await asyncio.sleep(_AGAIN_S)
 
 
@@ -127,7 +127,7 @@ class SimulatedStager(_Operator):
         self, owner: ProducerKey, batch: int, name: str, keys: list[MessageKey]
     ) -> None:
         """In two parts, and one part of an attempt that is given up."""
-        # Its messages have numbers that nobody sent: whoever gets one reports it.
+        # Its messages have numbers that nobody sent: a consumer that gets one reports it.
         wrong = [MessageKey(STAGED, self.name, -each.number) for each in keys[:3]]
         half = len(keys) // 2
         parts = ((f"{name}x", 0, wrong), (name, 0, keys[:half]), (name, 1, keys[half:]))
@@ -166,7 +166,7 @@ class SimulatedScheduler(_Operator):
     """Adds a schedule, and removes it when faults have ended."""
 
     async def run(self, interval_s: float, until: float) -> None:
-        """As often as it fired, so many messages were accepted."""
+        """Each fire is one accepted message."""
         schedule = Schedule(
             id="tick",
             envelope=Envelope(destination=TICKS, kind=message_kind(TICKS), payload=b"tick"),
