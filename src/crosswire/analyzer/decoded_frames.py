@@ -115,7 +115,7 @@ class FrameReader:
         row = self.decoder.describe(offset, length, shown)
         violation = None
         if row.error is not None:
-            violation = violation_of(self.protocol, row.error, row.reason or "")
+            violation = _violation(self.protocol, row.error, row.reason or "")
         ranges: list[FieldRange] = []
         if data and violation is None and isinstance(item, Frame):
             ranges = field_ranges(self.protocol, item, data, self.decoder)
@@ -141,9 +141,9 @@ class FrameReader:
         return item if self.protocol == "emqp" else FrameError("masked")
 
 
-def violation_of(name: str, error: str, reason: str) -> Violation:
+def _violation(name: str, error: str, reason: str) -> Violation:
     """A violation in this protocol, with its clause."""
-    clause = clause_of(name, reason)
+    clause = clause_of(name, reason, is_content=True)
     title, page = ("", "") if clause is None else clause
     return Violation(error, reason, title, page)
 

@@ -24,6 +24,8 @@ from crosswire.errors import CrosswireError, InvalidInput
 __all__ = ["Job", "Outcome", "main"]
 
 _CHUNK_BYTES: Final = 1 << 20
+_SPARE_BYTES: Final = 16 << 20
+"""For indexes, empty space and the log of SQLite."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +71,8 @@ def main() -> None:
 def _limit(job: Job) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (job.memory_bytes, job.memory_bytes))
     resource.setrlimit(resource.RLIMIT_CPU, (job.cpu_s, job.cpu_s + 1))
-    # A little more than the limit that is checked here, which ends with what was written so far.
-    most = 2 * job.output_bytes
+    # More than the limit that is checked below, which keeps what was written so far.
+    most = 2 * job.output_bytes + _SPARE_BYTES
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Beyond the limit of a file a write fails, instead of a signal that ends the process.
@@ -93,6 +95,8 @@ def _run(job: Job) -> Outcome:
         writer.put_connections(analysis.connections)
     finally:
         writer.close()
+    if analysis.counts.faults and not analysis.connections:
+        raise InvalidInput(analysis.counts.faults[0])
     notes += [each.replace(job.path, job.name) for each in _notes(analysis)]
     return Outcome(notes=notes)
 

@@ -40,7 +40,7 @@ _SHOWN_BYTES: Final = 64 * 1024
 """Of a frame; what follows is not kept."""
 _DETAIL_BYTES: Final = 512 * 1024
 """Fields in JSON: of a large frame they would be twice its size in hex."""
-_CHECKED: Final = 10_000
+_CHECKED: Final = 1000
 """Steps of SQLite between two looks at the clock."""
 
 _TABLES: Final = """

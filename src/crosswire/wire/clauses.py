@@ -35,12 +35,16 @@ def is_a(limit: str) -> str:
     return f"{HUB_LIMIT} {limit}"
 
 
-def clause_of(protocol: str, reason: str) -> Clause | None:
+def clause_of(protocol: str, reason: str, *, is_content: bool = False) -> Clause | None:
     """The clause that a violation with this reason breaks; None for a reason that no decoder and no
-    connection of the protocol gives."""
+    connection of the protocol gives. `is_content`: a decoder gave it, so that one that is unknown
+    here is about the content of a frame."""
     for pattern, title, page in _compiled(protocol):
         if pattern.match(reason):
             return Clause(title, page)
+    if is_content:
+        content = getattr(import_module(f"crosswire.wire.{protocol}.clauses"), "CONTENT", None)
+        return None if content is None else Clause(content, f"protocols/{protocol}")
     return None
 
 

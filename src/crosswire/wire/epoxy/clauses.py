@@ -6,7 +6,7 @@ from typing import Final
 
 from crosswire.wire.clauses import ClauseTable, is_a
 
-__all__ = ["CLAUSES"]
+__all__ = ["CLAUSES", "CONTENT"]
 
 CLAUSES: Final[ClauseTable] = (
     (r"a frame without framelets|framelets .* don't make a frame", "Epoxy, The frame"),
@@ -20,6 +20,7 @@ CLAUSES: Final[ClauseTable] = (
     (r"conversation id \S+ can't be used", "Epoxy, Conversation ID"),
     (r"unexpected frame: \S+", "Epoxy, Establishing a connection"),
     (r"no config in time", is_a("epoxy.handshake_s")),
-    # The rest are errors of Bond about the content of a config, of headers or a protocol error.
-    (r"", "Epoxy, Framelet structures"),
 )
+
+CONTENT: Final = "Epoxy, Framelet structures"
+"""Of Bond's errors about the content of a config, of headers or of a protocol error."""

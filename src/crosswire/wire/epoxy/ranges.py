@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from crosswire.wire.contract import Decoder, Frame
 from crosswire.wire.epoxy.frames import ConfigFrame, Message, ProtocolError, framelets_of
 from crosswire.wire.epoxy.layout import (
     BOND_INT32,
-    CONVERSATION_FIELD,
-    CONVERSATION_FIELD_SIZE,
+    BOND_STRING,
+    BOND_UINT64,
     COUNT_OFFSET,
     FIELD_HEADER_SIZE,
     FRAMELET_HEADER_SIZE,
     HEADER_SIZE,
-    MESSAGE_TYPE_FIELD,
-    MESSAGE_TYPE_FIELD_SIZE,
-    METHOD_FIELD,
-    SERVICE_FIELD,
     SIZE_SIZE,
+    STOP,
+    STOP_SIZE,
     TYPE_CONFIG,
     TYPE_ERROR_DATA,
     TYPE_HEADERS,
@@ -37,8 +36,10 @@ _CONTENTS: Final = {
     TYPE_PAYLOAD: "payload",
     TYPE_ERROR_DATA: "error",
 }
-_CODE_SIZE: Final = 4
-_NAMES: Final = ((SERVICE_FIELD, "service_name"), (METHOD_FIELD, "method_name"))
+_HEADERS: Final = {0: "conversation_id", 1: "message_type", 2: "service_name", 3: "method_name"}
+_ERROR: Final = {0: "error_code"}
+_SCALAR_SIZES: Final = {3: 1, 4: 2, 5: 4, BOND_UINT64: 8, 14: 1, 15: 2, BOND_INT32: 4, 17: 8}
+"""By Bond's code of the type: unsigned and signed integers of 1, 2, 4 and 8 bytes."""
 
 
 def ranges(frame: Frame, data: bytes, _decoder: Decoder, found: RangeList) -> None:
@@ -59,44 +60,43 @@ def ranges(frame: Frame, data: bytes, _decoder: Decoder, found: RangeList) -> No
             _protocol_error(data[start:end], start, found)
 
 
-def _headers(content: bytes, start: int, found: RangeList) -> None:
-    """Headers as bond's own writers write them; of others only that they are headers."""
+def _struct(content: bytes, start: int, names: Mapping[int, str], found: RangeList) -> int:
+    """The scalar fields of a struct in Fast Binary, by their ids; returns where the first begins
+    that is none. A number may be written smaller than it is declared."""
     at = 0
-    if _field_at(content, at) == CONVERSATION_FIELD:
-        at = CONVERSATION_FIELD_SIZE
-        found.layout(start, start + FIELD_HEADER_SIZE, "field header")
-        found.field(start + FIELD_HEADER_SIZE, start + at, "conversation_id")
-    if _field_at(content, at) != MESSAGE_TYPE_FIELD:
-        found.layout(start + at, start + len(content), "headers")
-        return
-    end = at + MESSAGE_TYPE_FIELD_SIZE
-    found.layout(start + at, start + at + FIELD_HEADER_SIZE, "field header")
-    found.field(start + at + FIELD_HEADER_SIZE, start + end, "message_type")
-    at = end
-    for field, name in _NAMES:
-        if _field_at(content, at) == field:
-            size, begin = _varint(content, at + FIELD_HEADER_SIZE)
-            found.layout(start + at, start + begin, "field header")
-            found.field(start + begin, start + begin + size, name)
-            at = begin + size
-    found.layout(start + at, start + len(content), "stop")
+    while at < len(content):
+        kind, field = (
+            content[at],
+            int.from_bytes(content[at + 1 : at + FIELD_HEADER_SIZE], "little"),
+        )
+        begin = at + FIELD_HEADER_SIZE
+        if kind == BOND_STRING:
+            size, begin = _varint(content, begin)
+        elif kind in _SCALAR_SIZES:
+            size = _SCALAR_SIZES[kind]
+        else:
+            break
+        if field not in names:
+            break
+        found.layout(start + at, start + begin, "field header")
+        found.field(start + begin, start + begin + size, names[field])
+        at = begin + size
+    return at
+
+
+def _headers(content: bytes, start: int, found: RangeList) -> None:
+    at = _struct(content, start, _HEADERS, found)
+    is_end = content[at:] == bytes((STOP,))
+    found.layout(start + at, start + len(content), "stop" if is_end else "unknown fields")
 
 
 def _protocol_error(content: bytes, start: int, found: RangeList) -> None:
-    """The code is field 0, unless it is the default and omitted; all that follows are details."""
-    at = 0
-    if _field_at(content, 0) == BOND_INT32:
-        at = FIELD_HEADER_SIZE + _CODE_SIZE
-        found.layout(start, start + FIELD_HEADER_SIZE, "field header")
-        found.field(start + FIELD_HEADER_SIZE, start + at, "error_code")
-    if len(content) - at > 1:
-        found.field(start + at, start + len(content) - 1, "details")
-    found.layout(start + len(content) - 1, start + len(content), "stop")
-
-
-def _field_at(content: bytes, at: int) -> int:
-    """Type and id of the field that begins here."""
-    return int.from_bytes(content[at : at + FIELD_HEADER_SIZE], "little")
+    """All that follows the code are details, a struct of its own."""
+    at = _struct(content, start, _ERROR, found)
+    end = max(len(content) - STOP_SIZE, at)
+    if end > at:
+        found.field(start + at, start + end, "details")
+    found.layout(start + end, start + len(content), "stop")
 
 
 def _varint(content: bytes, at: int) -> tuple[int, int]:
