@@ -91,6 +91,16 @@ def test_pcapng_and_compressed_files(tmp_path: Path) -> None:
         assert [each.decoded.offset for each in other] == [each.decoded.offset for each in found[0]]
 
 
+def test_times_that_no_calendar_has(tmp_path: Path) -> None:
+    talk = SampleTraffic(messages=1).conversation(0, "emp")
+    blocks = [section(), interface(ETHERNET, offset=1 << 62)]
+    for _, packet in packets(talk):
+        blocks.append(enhanced((1 << 64) - 1, linked(packet[14:], ETHERNET)))
+    (tmp_path / "late.pcapng").write_bytes(b"".join(blocks))
+    _, frames = analyzed(str(tmp_path / "late.pcapng"))
+    assert {each.time_us for each in frames} == {253_402_300_799_999_999}
+
+
 def test_a_late_capture_with_a_gap(tmp_path: Path) -> None:
     talk = SampleTraffic(messages=60).conversation(0, "emp")
     records = list(packets(talk))

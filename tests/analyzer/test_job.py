@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from crosswire.analyzer.frame_filter import FrameFilter
 from crosswire.analyzer.job import Job, Outcome
-from crosswire.analyzer.results import FrameFilter, ResultReader
+from crosswire.analyzer.results import ResultReader
 from crosswire.errors import InvalidInput
 from crosswire.testing.traffic import SampleTraffic, packets, write_pcap
 

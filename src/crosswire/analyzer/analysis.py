@@ -28,6 +28,8 @@ __all__ = ["AnalyzedConnection", "AnalyzedFrame", "CaptureAnalysis"]
 _MOST_CONNECTIONS: Final = 10_000
 _KEPT_BYTES: Final = 1 << 20
 _SNIFF_BYTES: Final = 256
+_LATEST_US: Final = 253_402_300_799_999_999
+"""The end of the year 9999."""
 
 
 class AnalyzedConnection(msgspec.Struct, kw_only=True):
@@ -186,7 +188,7 @@ class _AnalyzedFlow:
         connection, decoding = self._connection, self._decoding
         if connection is None:
             return
-        time_us = run.time_ns // 1000
+        time_us = _microseconds(run.time_ns)
         connection.last_us = max(connection.last_us, time_us)
         if run.kind == DATA and run.data:
             if decoding is not None:
@@ -218,8 +220,8 @@ class _AnalyzedFlow:
             listener=detected.listener or "",
             client=_text(client),
             server=_text(server),
-            first_us=run.time_ns // 1000,
-            last_us=run.time_ns // 1000,
+            first_us=_microseconds(run.time_ns),
+            last_us=_microseconds(run.time_ns),
             is_late=run.opener is None,
         )
         analysis.connections.append(connection)
@@ -306,6 +308,11 @@ class _Decoding:
         for reader in self._readers.values():
             decoder = reader.decoder
             self._connection.unread_bytes += decoder.unread + decoder.pending
+
+
+def _microseconds(time_ns: int) -> int:
+    """A capture may have any time: those that no calendar has are the last that one has."""
+    return min(max(time_ns // 1000, 0), _LATEST_US)
 
 
 def _text(end: FlowEnd) -> str:

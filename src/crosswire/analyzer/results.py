@@ -17,25 +17,22 @@ import msgspec
 
 from crosswire.analyzer.analysis import AnalyzedConnection, AnalyzedFrame
 from crosswire.analyzer.decoded_frames import Violation
+from crosswire.analyzer.frame_filter import FrameFilter, summarize
 from crosswire.errors import InvalidInput
 
 __all__ = [
     "FoundFrame",
     "FrameContent",
-    "FrameFilter",
     "FrameStart",
     "PackedRange",
     "ResultReader",
     "ResultWriter",
-    "summarize",
 ]
 
 _GROUP: Final = 2000
 _GROUP_BYTES: Final = 4 << 20
 _ROW_BYTES: Final = 256
 """Of a row beside its content."""
-_SUMMARY: Final = 160
-_VALUE: Final = 48
 _SHOWN_BYTES: Final = 64 * 1024
 """Of a frame; what follows is not kept."""
 _DETAIL_BYTES: Final = 512 * 1024
@@ -93,37 +90,6 @@ class FoundFrame(FrameStart, frozen=True, kw_only=True):
     """A frame with its content."""
 
     content: FrameContent
-
-
-class FrameFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which frames a list has; an empty text, 0 and False mean all."""
-
-    connection: int = 0
-    protocol: str = ""
-    frame: str = ""
-    destination: str = ""
-    """A part of it."""
-    conversation: str = ""
-    text: str = ""
-    """In the frame's summary or bytes, in any case."""
-    violations: bool = False
-
-
-def summarize(fields: dict[str, Any], violation: Violation | None) -> str:
-    """The first fields in a line."""
-    if violation is not None:
-        return violation.reason[:_SUMMARY]
-    text = ""
-    for name, value in fields.items():
-        if isinstance(value, str):
-            shown = value
-        else:
-            shown = msgspec.json.encode(value)[: 4 * _VALUE].decode(errors="replace")
-        shown = shown if len(shown) <= _VALUE else shown[: _VALUE - 1] + "…"
-        text += f"{'  ' if text else ''}{name}={shown}"
-        if len(text) > _SUMMARY:
-            return text[: _SUMMARY - 1] + "…"
-    return text
 
 
 # ----------------------------------------------------------------------------------------- writing

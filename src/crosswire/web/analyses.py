@@ -8,8 +8,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from crosswire.analyzer.analysis import AnalyzedConnection
+from crosswire.analyzer.frame_filter import FrameFilter
 from crosswire.analyzer.job import Job
-from crosswire.analyzer.results import FrameFilter, FrameStart, ResultReader
+from crosswire.analyzer.results import FrameStart, ResultReader
 from crosswire.errors import InvalidInput, UnknownMessage
 from crosswire.web.contract import Operation, OperationRequest
 from crosswire.web.frame_rows import FrameDetail, FrameSummary, range_row, violation_row

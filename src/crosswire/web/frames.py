@@ -7,7 +7,7 @@ from typing import Final
 
 from crosswire.analyzer.conversations import Conversations
 from crosswire.analyzer.decoded_frames import DecodedFrame, FrameReader
-from crosswire.analyzer.results import summarize
+from crosswire.analyzer.frame_filter import summarize
 from crosswire.gateways.context import ConnectedPeer
 from crosswire.session import Tap
 from crosswire.web.connections import find_connection
