@@ -15,6 +15,7 @@ from crosswire.errors import InvalidInput, UnknownMessage
 from crosswire.web.contract import Operation, OperationRequest
 from crosswire.web.frame_rows import FrameDetail, FrameSummary, range_row, violation_row
 from crosswire.web.held_analyses import HeldAnalysis
+from crosswire.web.numbers import Id
 from crosswire.web.paging import ListQuery, cursor_of, read_cursor
 from crosswire.web.times import Moment, at_s, at_us
 from crosswire.wire.registry import PROTOCOL_NAMES
@@ -144,6 +145,8 @@ class FramesQuery(ListQuery, frozen=True, kw_only=True):
     """Only frames whose fields or bytes contain this, in any case."""
     violations: bool = False
     """Only violations."""
+    after: Id = 0
+    """Only frames after the one with this number; a cursor has precedence."""
 
 
 class FramePage(msgspec.Struct, frozen=True):
@@ -225,7 +228,8 @@ async def list_captured_frames(ask: OperationRequest) -> FramePage:
         text=query.text,
         violations=query.violations,
     )
-    rows = await asyncio.to_thread(reader.frames, chosen, _after(query.cursor), query.limit + 1)
+    after = _after(query.cursor) or query.after
+    rows = await asyncio.to_thread(reader.frames, chosen, after, query.limit + 1)
     page = rows[: query.limit]
     following = cursor_of(page[-1].number) if len(rows) > query.limit else ""
     return FramePage([FrameSummary(**_summary(each)) for each in page], following)

@@ -6,4 +6,7 @@
 export const ROUTES = [
   { path: "/", title: "Overview", group: "Hub", load: () => import("./screens/overview.js") },
   { path: "/queues", title: "Queues", group: "Messages", load: () => import("./screens/queues.js") },
+  { path: "/analyzer", title: "Protocol analyzer", group: "Traffic", load: () => import("./screens/analyzer.js") },
+  { path: "/analyzer/captures/:id", title: "Capture", load: () => import("./screens/analyzer_capture.js") },
+  { path: "/analyzer/live/:id", title: "Live frames", load: () => import("./screens/analyzer_live.js") },
 ];
