@@ -9,7 +9,7 @@ import { visible } from "../format.js";
  */
 export function filterForm(screen, fields, change) {
   const form = el("form", { class: "filters", role: "search", "aria-label": "Filter frames", onsubmit: (event) => { event.preventDefault(); } });
-  let timer = 0;
+  const timers = new Map();
   for (const field of fields) form.append(control(field));
 
   function control({ name, label, options, check, wide }) {
@@ -33,11 +33,12 @@ export function filterForm(screen, fields, change) {
     return el("div", { class: wide ? "field wide" : "field" }, el("label", { for: id }, label),
       el("input", { id, type: "search", value, autocomplete: "off", spellcheck: "false",
         oninput: (event) => {
-          clearTimeout(timer);
-          timer = setTimeout(() => set(event.target.value), 300);
+          // When the typing pauses. Each field has a timer of its own: none stops another's.
+          clearTimeout(timers.get(name));
+          timers.set(name, setTimeout(() => set(event.target.value), 300));
         } }));
   }
-  screen.signal.addEventListener("abort", () => clearTimeout(timer));
+  screen.signal.addEventListener("abort", () => { for (const timer of timers.values()) clearTimeout(timer); });
   return form;
 }
 
