@@ -11,45 +11,45 @@ import msgspec
 import pytest
 
 from crosswire.analyzer.frame_filter import FrameFilter
-from crosswire.analyzer.job import Job, Outcome
+from crosswire.analyzer.job import CaptureJob, CaptureOutcome
 from crosswire.analyzer.results import ResultReader
 from crosswire.errors import InvalidInput
 from crosswire.testing.traffic import SampleTraffic, packets, write_pcap
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path: Path) -> CaptureJob:
     file = tmp_path / "all.pcap"
     traffic = SampleTraffic(connections=5, messages=40)
     write_pcap(file, [each for talk in traffic.conversations() for each in packets(talk)])
-    return Job(path=str(file), name="all.pcap", results=str(tmp_path / "frames.db"))
+    return CaptureJob(path=str(file), name="all.pcap", results=str(tmp_path / "frames.db"))
 
 
-def run(job: Job) -> tuple[int, Outcome | None]:
+def run(job: CaptureJob) -> tuple[int, CaptureOutcome | None]:
     command = [sys.executable, "-m", "crosswire.analyzer", msgspec.json.encode(job).decode()]
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:
         return done.returncode, None
-    return 0, msgspec.json.decode(done.stdout, type=Outcome)
+    return 0, msgspec.json.decode(done.stdout, type=CaptureOutcome)
 
 
-def names(job: Job) -> dict[str, int]:
+def names(job: CaptureJob) -> dict[str, int]:
     return ResultReader(Path(job.results)).names()[0]
 
 
-def test_the_number_of_frames_is_limited(job: Job) -> None:
+def test_the_number_of_frames_is_limited(job: CaptureJob) -> None:
     limited = msgspec.structs.replace(job, frames=100)
-    assert run(limited) == (0, Outcome(notes=["only the first 100 frames were read"]))
+    assert run(limited) == (0, CaptureOutcome(notes=["only the first 100 frames were read"]))
     assert sum(names(job).values()) == 100
 
 
-def test_the_output_is_limited(job: Job) -> None:
+def test_the_output_is_limited(job: CaptureJob) -> None:
     code, outcome = run(msgspec.structs.replace(job, output_bytes=50_000))
     assert code == 0 and outcome is not None and "they are too large" in outcome.notes[0]
     assert 10 < sum(names(job).values()) < 200
 
 
-def test_memory_is_limited(job: Job) -> None:
+def test_memory_is_limited(job: CaptureJob) -> None:
     """A frame of 60 MB that never ends."""
     head = bytes.fromhex("00000008000000000100000003a0000005000000")
     Path(job.path).write_bytes(head + bytes(60_000_000))
@@ -59,7 +59,7 @@ def test_memory_is_limited(job: Job) -> None:
 
 
 @pytest.mark.slow
-def test_processor_time_is_limited(job: Job) -> None:
+def test_processor_time_is_limited(job: CaptureJob) -> None:
     """What was written before is there."""
     hello, ping = "000000080000000001000000", "0000000402000000"
     Path(job.path).write_bytes(bytes.fromhex(hello + ping * 200_000))
@@ -68,8 +68,8 @@ def test_processor_time_is_limited(job: Job) -> None:
     assert 1000 < sum(names(job).values()) < 200_000
 
 
-def test_a_search_takes_only_so_long(job: Job) -> None:
-    assert run(job) == (0, Outcome())
+def test_a_search_takes_only_so_long(job: CaptureJob) -> None:
+    assert run(job) == (0, CaptureOutcome())
     with pytest.raises(InvalidInput, match="give more filters"):
         ResultReader(Path(job.results), within_s=-1.0).frames(FrameFilter(text="zzz"), 0, 10)
 

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from crosswire.analyzer.conversations import Conversations, Subject
-from crosswire.analyzer.decoded_frames import DecodedFrame, FrameReader
+from crosswire.analyzer.decoded_frames import AnnotatedFrame, FrameReader
 from crosswire.capture.classify import TLS, Classified, Classifier, PortMap
 from crosswire.capture.flows import END_BYTES, FlowEnd, connection_name, end_of
 from crosswire.capture.packet_counts import PacketCounts
@@ -75,7 +75,7 @@ class AnalyzedFrame(msgspec.Struct, frozen=True, kw_only=True):
     is_forward: bool
     sender: str
     """The sender's role in the protocol."""
-    decoded: DecodedFrame
+    decoded: AnnotatedFrame
     subject: Subject
 
     @property
@@ -285,7 +285,7 @@ class _Decoding:
         yield from self._shown(is_forward, self._readers[is_forward].skip(count), time_us)
 
     def _shown(
-        self, is_forward: bool, decoded: list[DecodedFrame], time_us: int
+        self, is_forward: bool, decoded: list[AnnotatedFrame], time_us: int
     ) -> Iterator[AnalyzedFrame]:
         connection = self._connection
         for each in decoded:

@@ -12,12 +12,12 @@ import msgspec
 
 from crosswire.errors import FrameError
 from crosswire.wire.clauses import clause_of
-from crosswire.wire.contract import Decoder, Frame, Placed
+from crosswire.wire.contract import Decoder, Frame, Placed, Unsynchronized
 from crosswire.wire.field_ranges import FieldRange, field_ranges
 from crosswire.wire.frame_masking import mask_frame
 from crosswire.wire.registry import protocol
 
-__all__ = ["DecodedFrame", "FrameReader", "Violation"]
+__all__ = ["AnnotatedFrame", "FrameReader", "Violation"]
 
 _MOST_LISTED: Final = 1000
 """Of a list in `fields`: a few bytes may announce 65,536 channels."""
@@ -35,7 +35,7 @@ class Violation(msgspec.Struct, frozen=True):
     """The page of the documentation that has the clause."""
 
 
-class DecodedFrame(msgspec.Struct, frozen=True, kw_only=True):
+class AnnotatedFrame(msgspec.Struct, frozen=True, kw_only=True):
     """A frame or a violation, and its bytes. `frame` is empty for a violation.
 
     `item` is what the decoder made of it. `data` has asterisks where secrets are, and is empty if
@@ -77,14 +77,14 @@ class FrameReader:
         self._kept_at = 0
         self._end = 0
 
-    def feed(self, data: bytes) -> list[DecodedFrame]:
+    def feed(self, data: bytes) -> list[AnnotatedFrame]:
         """The frames and violations that these bytes complete."""
         if not self.decoder.lost:
             self._kept += data
         self._end += len(data)
         return self._show(self.decoder.feed(data))
 
-    def skip(self, count: int) -> list[DecodedFrame]:
+    def skip(self, count: int) -> list[AnnotatedFrame]:
         """These bytes are missing, or not to be decoded: continue where frames begin again."""
         placed = self.decoder.skip(count)
         self._end += count
@@ -93,7 +93,7 @@ class FrameReader:
         self._kept_at = self._end
         return shown
 
-    def _show(self, placed: list[Placed]) -> list[DecodedFrame]:
+    def _show(self, placed: list[Placed]) -> list[AnnotatedFrame]:
         shown = [self._decoded(*each) for each in placed]
         # What comes next begins with the first byte that is in no item.
         first = self._end - (0 if self.decoder.lost else self.decoder.pending)
@@ -103,23 +103,22 @@ class FrameReader:
             self._kept_at = first
         return shown
 
-    def _decoded(self, offset: int, length: int, item: Frame | FrameError) -> DecodedFrame:
+    def _decoded(self, offset: int, length: int, item: Frame | FrameError) -> AnnotatedFrame:
         start = offset - self._kept_at
         raw = bytes(self._kept[start : start + length]) if start >= 0 else b""
         if len(raw) < length:
             raw = b""
         data = mask_frame(self.protocol, item, raw, self.decoder)
-        shown = item
-        if data != raw and isinstance(item, Frame):
-            shown = self._reread(item, data)
-        row = self.decoder.describe(offset, length, shown)
+        row = self.decoder.describe(offset, length, item)
+        if data != raw and row.fields:
+            row = msgspec.structs.replace(row, fields=self._masked_fields(item, row.fields, data))
         violation = None
         if row.error is not None:
             violation = _violation(self.protocol, row.error, row.reason or "")
         ranges: list[FieldRange] = []
         if data and violation is None and isinstance(item, Frame):
             ranges = field_ranges(self.protocol, item, data, self.decoder)
-        return DecodedFrame(
+        return AnnotatedFrame(
             offset=offset,
             length=length,
             layer=row.layer,
@@ -132,13 +131,20 @@ class FrameReader:
             ranges=ranges,
         )
 
-    def _reread(self, item: Frame, data: bytes) -> Frame | FrameError:
-        """The frame in masked bytes, whose fields have no secret. A command of ZMTP shows nothing
+    def _masked_fields(
+        self, item: Frame | FrameError, fields: dict[str, Any], data: bytes
+    ) -> dict[str, Any]:
+        """The fields in masked bytes. A command of ZMTP, and bytes that were skipped, show nothing
         of what is masked."""
-        placed = protocol(self.protocol).decoder(self.decoder.sender).feed(data)
-        if placed and type(placed[0][2]) is type(item):
-            return placed[0][2]
-        return item if self.protocol == "emqp" else FrameError("masked")
+        if self.protocol == "emqp" or isinstance(item, Unsynchronized):
+            return fields
+        for _, _, again in protocol(self.protocol).decoder(self.decoder.sender).feed(data):
+            if isinstance(again, Frame) and type(again) is type(item):
+                try:
+                    return again.fields()
+                except FrameError:
+                    break
+        return {}
 
 
 def _violation(name: str, error: str, reason: str) -> Violation:

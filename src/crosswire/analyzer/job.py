@@ -2,7 +2,7 @@
 
 The first thing it does is to limit its own memory, processor time and files: a capture that was
 made to do harm ends this process, and not the one that started it. The last line of its output is
-an `Outcome`.
+an `CaptureOutcome`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from crosswire.analyzer.results import ResultWriter
 from crosswire.capture.headers import is_capture
 from crosswire.errors import CrosswireError, InvalidInput
 
-__all__ = ["Job", "Outcome", "main"]
+__all__ = ["CaptureJob", "CaptureOutcome", "main"]
 
 _CHUNK_BYTES: Final = 1 << 20
 _SPARE_BYTES: Final = 16 << 20
 """For indexes, empty space and the log of SQLite."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class CaptureJob(msgspec.Struct, frozen=True, kw_only=True):
     """What to read, where to write to, and within which limits.
 
     A file that is no capture has the raw bytes of one direction. Their protocol is recognized if
@@ -48,7 +48,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     frames: int = 200_000
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class CaptureOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """`error` if nothing could be read; `notes` are what people have to know of the result."""
 
     error: str = ""
@@ -57,18 +57,20 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 def main() -> None:
     """Run the job that the first argument describes."""
-    job = msgspec.json.decode(sys.argv[1], type=Job)
+    job = msgspec.json.decode(sys.argv[1], type=CaptureJob)
     _limit(job)
     try:
         outcome = _run(job)
     except CrosswireError as error:
-        outcome = Outcome(error=str(error).replace(job.path, job.name))
+        outcome = CaptureOutcome(error=str(error).replace(job.path, job.name))
     except MemoryError:
-        outcome = Outcome(error=f"it takes more than {job.memory_bytes} bytes of memory to read")
+        outcome = CaptureOutcome(
+            error=f"it takes more than {job.memory_bytes} bytes of memory to read"
+        )
     print(msgspec.json.encode(outcome).decode())
 
 
-def _limit(job: Job) -> None:
+def _limit(job: CaptureJob) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (job.memory_bytes, job.memory_bytes))
     resource.setrlimit(resource.RLIMIT_CPU, (job.cpu_s, job.cpu_s + 1))
     # More than the limit that is checked below, which keeps what was written so far.
@@ -79,7 +81,7 @@ def _limit(job: Job) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 
 
-def _run(job: Job) -> Outcome:
+def _run(job: CaptureJob) -> CaptureOutcome:
     analysis = CaptureAnalysis(job.ports)
     writer = ResultWriter(Path(job.results))
     notes = []
@@ -98,10 +100,10 @@ def _run(job: Job) -> Outcome:
     if analysis.counts.faults and not analysis.connections:
         raise InvalidInput(analysis.counts.faults[0])
     notes += [each.replace(job.path, job.name) for each in _notes(analysis)]
-    return Outcome(notes=notes)
+    return CaptureOutcome(notes=notes)
 
 
-def _frames(analysis: CaptureAnalysis, job: Job) -> Iterator[AnalyzedFrame]:
+def _frames(analysis: CaptureAnalysis, job: CaptureJob) -> Iterator[AnalyzedFrame]:
     try:
         if not job.protocol and is_capture(Path(job.path)):
             yield from analysis.frames(job.path)

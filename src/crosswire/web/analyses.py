@@ -9,7 +9,7 @@ import msgspec
 
 from crosswire.analyzer.analysis import AnalyzedConnection
 from crosswire.analyzer.frame_filter import FrameFilter
-from crosswire.analyzer.job import Job
+from crosswire.analyzer.job import CaptureJob
 from crosswire.analyzer.results import FrameStart, ResultReader
 from crosswire.errors import InvalidInput, UnknownMessage
 from crosswire.web.contract import Operation, OperationRequest
@@ -165,7 +165,7 @@ async def create_analysis(ask: OperationRequest) -> AnalysisRow:
     sees his own analyses only. Secrets in it are masked. Raises InvalidInput, ServiceUnavailable.
     """
     query: AnalysisQuery = ask.query
-    job = Job(
+    job = CaptureJob(
         path="",
         name="",
         results="",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from crosswire.analyzer.conversations import Conversations
-from crosswire.analyzer.decoded_frames import DecodedFrame, FrameReader
+from crosswire.analyzer.decoded_frames import AnnotatedFrame, FrameReader
 from crosswire.analyzer.frame_filter import summarize
 from crosswire.gateways.context import ConnectedPeer
 from crosswire.session import Tap
@@ -129,7 +129,7 @@ class _FrameTap:
         for decoded in reader.feed(data):
             self._put(reader, decoded)
 
-    def _put(self, reader: FrameReader, decoded: DecodedFrame) -> None:
+    def _put(self, reader: FrameReader, decoded: AnnotatedFrame) -> None:
         self._number += 1
         is_forward = reader is self._forward
         subject = self._subjects.subject(decoded.item, is_forward)

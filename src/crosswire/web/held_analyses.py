@@ -20,7 +20,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from crosswire.analyzer.job import Job, Outcome
+from crosswire.analyzer.job import CaptureJob, CaptureOutcome
 from crosswire.analyzer.results import ResultReader
 from crosswire.errors import InvalidInput, ServiceUnavailable, UnknownMessage
 from crosswire.logs import log_event
@@ -114,7 +114,7 @@ class HeldAnalyses:
         self._drop(self.get(identifier, principal))
 
     async def receive(
-        self, chunks: AsyncIterator[bytes], principal: str, job: Job, name: str
+        self, chunks: AsyncIterator[bytes], principal: str, job: CaptureJob, name: str
     ) -> HeldAnalysis:
         """Take in a capture, and begin to read it; `job` has what the user knows about it. Raises
         ServiceUnavailable, and what `chunks` raises."""
@@ -214,7 +214,7 @@ class HeldAnalyses:
 
     # The process.
 
-    async def _analyze(self, held: HeldAnalysis, job: Job) -> None:
+    async def _analyze(self, held: HeldAnalysis, job: CaptureJob) -> None:
         try:
             async with self._running:
                 held.state = "running"
@@ -232,7 +232,7 @@ class HeldAnalyses:
             if held.id not in self._held:
                 shutil.rmtree(held.folder, ignore_errors=True)
 
-    async def _run(self, job: Job) -> Outcome:
+    async def _run(self, job: CaptureJob) -> CaptureOutcome:
         """Run a process that reads the capture; it is killed if it takes too long."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -253,7 +253,7 @@ class HeldAnalyses:
                 process.kill()
                 await process.wait()
         if process.returncode == 0:
-            return msgspec.json.decode(answer, type=Outcome)
+            return msgspec.json.decode(answer, type=CaptureOutcome)
         if process.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
             return _cut(job, f"reading it takes more than {job.cpu_s} s of processor time")
         log_event(
@@ -263,15 +263,17 @@ class HeldAnalyses:
             code=process.returncode,
             description=errors.decode(errors="replace")[-_STDERR:],
         )
-        return Outcome(error="it can't be read: the analyzer failed, see the hub's log")
+        return CaptureOutcome(error="it can't be read: the analyzer failed, see the hub's log")
 
 
-def _cut(job: Job, reason: str) -> Outcome:
+def _cut(job: CaptureJob, reason: str) -> CaptureOutcome:
     """What was written before the process was killed can be read, if that is anything."""
     try:
         frames, _, _ = ResultReader(Path(job.results)).names()
     except InvalidInput:
         frames = {}
     if not frames:
-        return Outcome(error=reason)
-    return Outcome(notes=[f"{reason}: only the first {sum(frames.values())} frames are shown"])
+        return CaptureOutcome(error=reason)
+    return CaptureOutcome(
+        notes=[f"{reason}: only the first {sum(frames.values())} frames are shown"]
+    )

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from crosswire.wire.contract import Decoder, Frame
+from crosswire.wire.contract import Decoder, Frame, Gap, Unsynchronized
 
 __all__ = ["FieldPath", "FieldRange", "RangeList", "field_ranges"]
 
@@ -22,7 +22,7 @@ FieldPath: TypeAlias = tuple[str | int, ...]
 """From `fields` to a value: names of members, and indexes in lists."""
 
 _MOST_RANGES: Final = 1000
-"""A frame may have 65,536 parts of no bytes: beyond this only whole fields are told apart."""
+"""A frame may have 65,536 parts of no bytes: beyond this no more are distinguished."""
 _MOST_LEVELS: Final = 8
 """Of JSON; what is nested deeper has the range of what it is in."""
 
@@ -64,6 +64,8 @@ def field_ranges(protocol: str, frame: Frame, data: bytes, decoder: Decoder) -> 
     """The ranges in `data`, the whole bytes of a frame that this decoder has read. Empty for what
     is no frame of the protocol (gaps, encrypted bytes)."""
     found = RangeList()
+    if isinstance(frame, Gap | Unsynchronized):
+        return found.found
     import_module(f"crosswire.wire.{protocol}.ranges").ranges(frame, data, decoder, found)
     return found.found
 

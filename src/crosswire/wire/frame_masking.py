@@ -49,7 +49,7 @@ def _judged(mask: Mask, data: bytes) -> bytes:
 
 
 def _mask_zmtp(item: Frame | FrameError, data: bytes, decoder: Decoder) -> bytes:
-    """PLAIN's HELLO has a password. CURVE's has keys only, but its form does not tell which it is
+    """PLAIN's HELLO has a password. CURVE's has keys only, but its form does not show which it is
     if the greeting was missed."""
     if isinstance(item, Command) and item.name == COMMAND_HELLO:
         start = len(data) - len(item.body)

@@ -4,6 +4,7 @@ import * as api from "../api.js";
 import { openDialog } from "../dialog.js";
 import { el, emptyState, notice, put, uniqueId } from "../dom.js";
 import { ago, count, name, nameLink, plural, size, visible } from "../format.js";
+import { toFrames } from "../links.js";
 import { go, href } from "../router.js";
 import { plainTable, serverTable } from "../table.js";
 
@@ -15,7 +16,6 @@ const SENDERS = {
 };
 
 export const toCapture = (id, query) => href("/analyzer/captures/:id", { id }, query);
-export const toLive = (id) => href("/analyzer/live/:id", { id });
 
 export async function show(screen) {
   screen.heading("Protocol analyzer", {
@@ -147,7 +147,7 @@ function livePanel(screen) {
       ],
       refresh_s: 5,
       columns: [
-        { title: "Connection", sort: "id", cell: (row) => nameLink(toLive(row.id), row.id, { class: "id" }) },
+        { title: "Connection", sort: "id", cell: (row) => nameLink(toFrames(row.id), row.id, { class: "id" }) },
         { title: "Protocol", cell: (row) => row.protocol },
         { title: "Address", cell: (row) => name(row.address) },
         { title: "Client", hide: true, cell: (row) => name(row.client || "–") },
