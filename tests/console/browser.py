@@ -6,7 +6,6 @@ own thread it meets none. Tests of this folder run in that thread, see conftest.
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import re
@@ -141,7 +140,9 @@ class ConsolePage:
 
     def visit(self, screen: str) -> None:
         """Go to a screen by its route, such as `/queues` or `/dead/orders`, and wait for it."""
-        self.page.evaluate("target => { location.hash = target; }", screen)
+        go = "target => { location.hash = target; return location.hash; }"
+        address = self.page.evaluate(go, screen)
+        expect(self.page.locator("main")).to_have_attribute("data-screen", address)
         expect(self.page.locator("main h1")).to_be_visible()
         expect(self.page.locator("main [aria-busy]")).to_have_count(0)
 
@@ -149,9 +150,13 @@ class ConsolePage:
         """The rows of tables that contain a text."""
         return self.page.locator("main tbody tr").filter(has_text=text)
 
-    def accessibility_faults(self) -> list[str]:
-        """Serious and critical faults that axe finds on the page as it is."""
-        found = Axe().run(self.page).response["violations"]
+    def accessibility_faults(self, *rules: str) -> list[str]:
+        """Serious and critical faults that axe finds on the page as it is, by all of its rules or
+        by these."""
+        options: dict[str, Any] = {"resultTypes": ["violations"]}
+        if rules:
+            options["runOnly"] = list(rules)
+        found = Axe().run(self.page, options=options).response["violations"]
         return [
             f"{each['id']} ({each['impact']}): {node['html']}: {node.get('failureSummary', '')}"
             for each in found
@@ -168,8 +173,3 @@ class ConsolePage:
 def part(name: str) -> str:
     """A name as a part of a route."""
     return quote(name, safe="")
-
-
-def shown(value: object) -> str:
-    """A value as the console's pages show JSON."""
-    return json.dumps(value, indent=2)
