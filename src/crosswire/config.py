@@ -140,12 +140,13 @@ class EmqpSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`hosts` are names that the hub may be addressed by, beside addresses and localhost: requests
-    for any other are refused. `body_bytes` is the largest body of a request. `connections` don't
-    count in those of all other listeners."""
+    for any other are refused. `body_bytes` is the largest body of a request, `capture_bytes` the
+    largest capture that is analyzed. `connections` don't count in those of all other listeners."""
 
     hosts: tuple[str, ...] = ()
     connections: Positive = 1_000
     body_bytes: Positive = 8 * 1024 * 1024
+    capture_bytes: Positive = 64 * 1024 * 1024
 
 
 class TapSettings(msgspec.Struct, frozen=True, kw_only=True):

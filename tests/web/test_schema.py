@@ -26,8 +26,9 @@ from crosswire.web.listener import WebListener
 from crosswire.web.openapi import openapi
 
 STREAMS = {"watch_events", "tail", "watch_frames"}
-OTHERS = {"stage", "read_log", "create_checkpoint"}
-"""Their bodies, or responses, are no JSON, or they copy the store: tested on their own."""
+OTHERS = {"stage", "read_log", "create_checkpoint", "create_analysis"}
+"""Their bodies or responses are no JSON, they copy the store, or they start a process: tested on
+their own."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Print the frames of a file that holds the raw bytes of one direction of a connection."""
+"""Print the frames of a capture, or of a file with the raw bytes of one direction."""
 
 from __future__ import annotations
 
@@ -21,24 +21,72 @@ __all__ = ["configure", "run"]
 
 _CHUNK_BYTES = 1 << 20
 _WIDTHS = (-10, -8, 24, 0)
+_RAW = ("direction", "hex", "late", "peer")
+_CAPTURES = (
+    "only_protocol",
+    "connection",
+    "frame",
+    "destination",
+    "text",
+    "violations",
+    "port",
+)
 
 
 def configure(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     """Add the options. Those of a protocol depend on which one `argv` names: Relink's decoder needs
     sizes that only the other direction has."""
-    parser.add_argument("protocol", choices=PROTOCOL_NAMES, help="the protocol of the bytes")
-    parser.add_argument("file", help="the raw bytes; - for standard input")
     parser.add_argument(
+        "protocol",
+        nargs="?",
+        choices=PROTOCOL_NAMES,
+        metavar="PROTOCOL",
+        help=f"the protocol of raw bytes: {', '.join(PROTOCOL_NAMES)}",
+    )
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="a capture (pcap or pcapng, also compressed by gzip or zstd); after PROTOCOL: the raw "
+        "bytes of one direction, - for standard input",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    raw = parser.add_argument_group("raw bytes")
+    raw.add_argument(
         "--direction",
         metavar="D",
         help="the sender: a role, or SENDER->RECEIVER (default: the side that opens connections)",
     )
-    parser.add_argument("--hex", action="store_true", help="the file is hex text")
-    parser.add_argument("--late", action="store_true", help="the bytes begin inside a connection")
-    parser.add_argument("--peer", metavar="FILE", help="the raw bytes of the other direction")
-    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    raw.add_argument("--hex", action="store_true", help="the file is hex text")
+    raw.add_argument("--late", action="store_true", help="the bytes begin inside a connection")
+    raw.add_argument("--peer", metavar="FILE", help="the raw bytes of the other direction")
+    captures = parser.add_argument_group("captures")
+    captures.add_argument(
+        "--protocol",
+        dest="only_protocol",
+        choices=PROTOCOL_NAMES,
+        metavar="P",
+        help="only frames of this protocol",
+    )
+    captures.add_argument("--connection", type=int, metavar="N", help="only those of connection N")
+    captures.add_argument("--frame", metavar="NAME", help="only frames with this name")
+    captures.add_argument(
+        "--destination", metavar="TEXT", help="only frames whose destination contains TEXT"
+    )
+    captures.add_argument(
+        "--text", metavar="TEXT", help="only frames whose fields or bytes contain TEXT, in any case"
+    )
+    captures.add_argument("--violations", action="store_true", help="only violations")
+    captures.add_argument(
+        "--port",
+        action="append",
+        metavar="PORT=PROTOCOL",
+        help="the protocol of a port that is not the default one; may be repeated",
+    )
     add_examples(
         parser,
+        "crosswire decode traffic.pcap",
+        "crosswire decode traffic.pcapng.gz --destination queue/orders --json",
+        "crosswire decode traffic.pcap --violations",
         "crosswire decode emp client.bin --json",
         "crosswire decode relink listener.bin --direction listener --peer connector.bin",
         "echo 00000008 00000000 01000000 | crosswire decode emp - --hex",
@@ -58,6 +106,15 @@ def configure(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a line per frame, then the totals to standard error; 1 if there are violations."""
+    of_raw = [name for name in _RAW if getattr(options, name)]
+    of_captures = [name for name in _CAPTURES if getattr(options, name)]
+    if options.protocol is None:
+        _refuse(of_raw, "is for raw bytes: name their PROTOCOL before FILE")
+        # Imported here: it loads all protocols.
+        from crosswire.cli.captured_frames import print_capture
+
+        return print_capture(options)
+    _refuse(of_captures, "is for captures, not for raw bytes")
     decoder = _decoder(options)
     frames = violations = total = 0
     if not options.json:
@@ -75,6 +132,14 @@ def run(options: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     return 1 if violations else 0
+
+
+def _refuse(names: Sequence[str], reason: str) -> None:
+    """Exit with 2 if an option was given that is of no use here."""
+    if names:
+        flag = _flag(names[0].removeprefix("only_"))
+        print(f"crosswire decode: {flag} {reason}", file=sys.stderr)
+        raise SystemExit(2)
 
 
 def _decoder(options: argparse.Namespace) -> Decoder:

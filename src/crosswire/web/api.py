@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from crosswire.web.analyses import ANALYSIS_OPERATIONS
 from crosswire.web.checkpoints import CHECKPOINT_OPERATIONS
 from crosswire.web.configuration import CONFIGURATION_OPERATIONS
 from crosswire.web.connections import CONNECTION_OPERATIONS
@@ -44,6 +45,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *SEARCH_OPERATIONS,
     *LIVE_OPERATIONS,
     *FRAME_OPERATIONS,
+    *ANALYSIS_OPERATIONS,
     *MESSAGE_OPERATIONS,
     *TRACE_OPERATIONS,
     *DEAD_OPERATIONS,

@@ -34,6 +34,7 @@ from crosswire.web.body_slots import LARGE_BYTES, BodySlots
 from crosswire.web.console_files import console_routes
 from crosswire.web.contract import (
     ARROW,
+    BYTES,
     EVENT_STREAM,
     JSON,
     Chunks,
@@ -42,6 +43,7 @@ from crosswire.web.contract import (
     OperationRequest,
     failure_of,
 )
+from crosswire.web.held_analyses import HeldAnalyses
 from crosswire.web.long_work import LongWork, QueueTotals
 from crosswire.web.numbers import check_numbers
 from crosswire.web.openapi import openapi
@@ -54,9 +56,11 @@ __all__ = ["App"]
 _METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
 _DAMAGE: Final = 20
 _BODY_S: Final = 10.0
+_UPLOAD_S: Final = 120.0
 _NO_BODY_BYTES: Final = 1024
 _DIGITS: Final = 19
 _LAG_S: Final = 1.0
+_TYPES: Final = {"json": JSON, "arrow": ARROW, "bytes": BYTES}
 _HEADERS: Final = {
     "cache-control": "no-store",
     "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
@@ -86,6 +90,8 @@ class App:
         self._work = LongWork()
         self._streams = StreamSlots()
         self._large_bodies = BodySlots()
+        self._uploads = BodySlots()
+        self.analyses = HeldAnalyses(server)
         routes = [_route(self, *each) for each in _in_order(OPERATIONS)]
         routes += [
             Route("/openapi.json", self._openapi, methods=["GET"]),
@@ -117,21 +123,25 @@ class App:
         principal = await self._authenticate(request, operation.needs)
         request.state.identified(principal)
         if _is_large(operation, request):
-            async with self._large_bodies.slot(principal):
+            # What is written to a file as it arrives takes long, but little memory.
+            slots = self._uploads if operation.takes == "bytes" else self._large_bodies
+            async with slots.slot(principal):
                 return await self._perform(operation, request, principal)
         return await self._perform(operation, request, principal)
 
     async def _perform(self, operation: Operation, request: Request, principal: str) -> Response:
         query: msgspec.Struct | None = None
-        body: msgspec.Struct | bytes | None = None
+        body: msgspec.Struct | bytes | AsyncIterator[bytes] | None = None
         if operation.method in ("POST", "PATCH"):
-            _check_type(request, ARROW if operation.takes == "arrow" else JSON)
+            _check_type(request, _TYPES[operation.takes])
         try:
             given = _parameters(request, operation.query)
             if operation.query is not None:
                 query = msgspec.convert(given, operation.query, strict=False)
             if operation.takes == "arrow":
                 body = await self._body(request, self.server.config.ingest.part_bytes)
+            elif operation.takes == "bytes":
+                body = self._chunks(request, self.server.config.http.capture_bytes)
             elif operation.body is not None:
                 most = self.server.config.http.body_bytes
                 data = await self._body(request, min(operation.body_bytes or most, most))
@@ -156,6 +166,7 @@ class App:
             work=self._work,
             streams=self._streams,
             is_read=operation.on_standby,
+            analyses=self.analyses,
         )
         # What a request causes in the hub is part of a turn, like what peers cause.
         self.server.hub.turns.enter()
@@ -228,24 +239,27 @@ class App:
 
     async def _body(self, request: Request, most: int) -> bytes:
         """The body. Raises HTTPException if it is too large, or too slow."""
-        # An announced size is refused before reading. A chunked body announces none: it is counted
-        # as it arrives.
-        announced = request.headers.get("content-length", "0")
-        if announced.isdecimal() and (len(announced) > _DIGITS or int(announced) > most):
-            raise HTTPException(413, f"a body has at most {most} bytes")
-        chunks, size = [], 0
+        _check_announced(request, most)
+        chunks = []
         try:
             async with asyncio.timeout(_BODY_S):
-                async for chunk in request.stream():
-                    size += len(chunk)
-                    if size > most:
-                        raise HTTPException(413, f"a body has at most {most} bytes")
+                async for chunk in _counted(request, most):
                     chunks.append(chunk)
         except TimeoutError:
             raise HTTPException(408, "the body did not arrive in time") from None
-        except ClientDisconnect:
-            raise HTTPException(400, "the body is incomplete") from None
         return b"".join(chunks)
+
+    async def _chunks(self, request: Request, most: int) -> AsyncIterator[bytes]:
+        """The body as it arrives, for a handler that writes it to a file. Raises HTTPException as
+        `_body` does."""
+        _check_announced(request, most)
+        try:
+            async with asyncio.timeout(_UPLOAD_S):
+                async for chunk in _counted(request, most):
+                    yield chunk
+                    request.state.stored(len(chunk))
+        except TimeoutError:
+            raise HTTPException(408, "the body did not arrive in time") from None
 
     # Routes that are not in the table of operations.
 
@@ -575,6 +589,26 @@ def _check_type(request: Request, wanted: str) -> None:
     """
     if _content_type(request) != wanted:
         raise HTTPException(415, f"the content type must be {wanted}")
+
+
+def _check_announced(request: Request, most: int) -> None:
+    """An announced size is refused before reading. A chunked body announces none: it is counted as
+    it arrives."""
+    announced = request.headers.get("content-length", "0")
+    if announced.isdecimal() and (len(announced) > _DIGITS or int(announced) > most):
+        raise HTTPException(413, f"a body has at most {most} bytes")
+
+
+async def _counted(request: Request, most: int) -> AsyncIterator[bytes]:
+    size = 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > most:
+                raise HTTPException(413, f"a body has at most {most} bytes")
+            yield chunk
+    except ClientDisconnect:
+        raise HTTPException(400, "the body is incomplete") from None
 
 
 def _parameters(request: Request, kind: type[msgspec.Struct] | None) -> dict[str, str]:

@@ -14,6 +14,7 @@ from crosswire.server.activity import Activity
 from crosswire.web.contract import Operation, OperationRequest
 from crosswire.web.paging import ListQuery, SortKey, page_of
 from crosswire.web.times import Moment, at_s
+from crosswire.wire.clauses import clause_of
 
 __all__ = ["CONNECTION_OPERATIONS"]
 
@@ -94,6 +95,8 @@ class ClosedConnectionRow(msgspec.Struct, frozen=True, kw_only=True):
     ended: Moment
     reason: str
     """Why it ended."""
+    clause: str
+    """The clause of the specification, or the limit, that its peer broke; empty for none."""
     received_bytes: int
     sent_bytes: int
     accepted: int
@@ -238,6 +241,7 @@ async def list_closed_connections(ask: OperationRequest) -> ClosedConnectionPage
 def _closed(ask: OperationRequest, closed: ClosedConnection) -> ClosedConnectionRow:
     activity = ask.server.metrics.connections.get(closed.id) or Activity(closed.ended)
     wall = ask.hub.wall
+    clause = clause_of(closed.protocol, closed.reason)
     return ClosedConnectionRow(
         id=closed.id,
         protocol=closed.protocol,
@@ -248,6 +252,7 @@ def _closed(ask: OperationRequest, closed: ClosedConnection) -> ClosedConnection
         since=at_s(wall.at(closed.since)),
         ended=at_s(wall.at(closed.ended)),
         reason=closed.reason,
+        clause="" if clause is None else clause.title,
         received_bytes=closed.received_bytes,
         sent_bytes=closed.sent_bytes,
         accepted=activity.total(Step.ACCEPTED),

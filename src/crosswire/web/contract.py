@@ -21,6 +21,7 @@ from crosswire.errors import (
     InvalidDestination,
     InvalidEnvelope,
     InvalidFilter,
+    InvalidInput,
     InvalidSchedule,
     LakeError,
     NotLeading,
@@ -33,6 +34,7 @@ from crosswire.errors import (
 from crosswire.hub.hub import Hub
 from crosswire.server.metrics import Metrics
 from crosswire.server.server import Server
+from crosswire.web.held_analyses import HeldAnalyses
 from crosswire.web.long_work import LongWork
 from crosswire.web.replays import Replays
 from crosswire.web.stream_slots import StreamSlots
@@ -79,6 +81,7 @@ _FAILURES: Final[list[tuple[type[CrosswireError], int, str]]] = [
     (InvalidEnvelope, 400, "invalid_request"),
     (InvalidFilter, 400, "invalid_request"),
     (InvalidSchedule, 400, "invalid_request"),
+    (InvalidInput, 400, "invalid_request"),
     (HistoryMissing, 410, "gone"),
     (NotLeading, 503, "standby"),
     (StoreError, 503, "unavailable"),
@@ -102,6 +105,7 @@ class OperationRequest:
     __slots__ = (
         "_identify",
         "_is_read",
+        "analyses",
         "body",
         "path",
         "principal",
@@ -125,6 +129,7 @@ class OperationRequest:
         work: LongWork | None = None,
         streams: StreamSlots | None = None,
         is_read: bool = False,
+        analyses: HeldAnalyses | None = None,
     ) -> None:
         """`identify` finds the user of this request anew; without it, that never changes. With
         `is_read` a standby answers it, too."""
@@ -137,6 +142,7 @@ class OperationRequest:
         self.body = body
         self.work = work or LongWork()
         self.streams = streams or StreamSlots()
+        self.analyses = analyses or HeldAnalyses(server)
         self._identify = identify or (lambda: principal)
 
     @property
@@ -259,7 +265,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
     `needs` is the right to administer, to replicate or to observe, any authenticated user (the
     handler checks rights on destinations), or nothing. `body` is the type of its JSON body; an
-    operation that `takes` Arrow gets the bytes of the body. One without an `answer` responds with a
+    operation that `takes` Arrow gets the bytes of the body, and one that takes bytes gets them in
+    chunks, as they arrive. One without an `answer` responds with a
     stream of the type that it `streams`. The OpenAPI document has the errors that its handler's
     docstring names.
     """
@@ -273,7 +280,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     answer: type[msgspec.Struct] | None
     query: type[msgspec.Struct] | None = None
     body: type[msgspec.Struct] | None = None
-    takes: Literal["json", "arrow"] = "json"
+    takes: Literal["json", "arrow", "bytes"] = "json"
     streams: str = ARROW
     needs: Literal["administer", "replicate", "observe", "principal", "nothing"] = "administer"
     body_bytes: int | None = SMALL_BODY_BYTES
@@ -292,7 +299,7 @@ def statuses_of(operation: Operation) -> list[int]:
         statuses |= {401, 403}
     if operation.method in ("POST", "PATCH"):
         statuses |= {415}
-        if operation.body is not None or operation.takes == "arrow":
+        if operation.body is not None or operation.takes != "json":
             statuses |= {408, 413}
     if operation.method != "GET":
         # Whatever it changes has to be written.

@@ -105,11 +105,13 @@ class WebListener:
         return self.address
 
     def close(self) -> None:
-        """Accept no more connections and cancel replays; responses in progress are completed."""
+        """Accept no more connections, cancel replays and analyses; responses in progress are
+        completed."""
         if self._listening is not None:
             self._listening.close()
             self._listening = None
         self.app.replays.cancel_all()
+        self.app.analyses.cancel_all()
         for connection in list(self._state.connections):
             connection.shutdown()
 
@@ -123,12 +125,14 @@ class WebListener:
         deadline = loop.time() + _FINISH_S
         while self._state.tasks and loop.time() < deadline:
             await asyncio.sleep(_POLL_S)
+        await self.app.analyses.finish()
         for connection in list(self._state.connections):
             connection.transport.abort()
 
     def drop(self) -> None:
         """Close all connections now, and leave requests without a response."""
         self.app.replays.cancel_all()
+        self.app.analyses.cancel_all()
         for connection in list(self._state.connections):
             connection.transport.abort()
         for task in list(self._state.tasks):
@@ -162,6 +166,7 @@ class _HttpConnection(H11Protocol):
         self.app_state["refused"] = self._on_refused
         self.app_state["identified"] = self._on_identified
         self.app_state["streaming"] = self._on_streaming
+        self.app_state["stored"] = self._on_stored
         peer = transport.get_extra_info("peername")
         self._host = str(peer[0]) if peer else ""
         with suppress(OSError):  # the peer has reset it already
@@ -187,6 +192,12 @@ class _HttpConnection(H11Protocol):
     def _on_streaming(self) -> None:
         """The response is a live stream, which has no end of its own."""
         self._expect(None)
+
+    def _on_stored(self, count: int) -> None:
+        """Bytes of the body are in a file, and no longer in memory."""
+        if self._account is not None and self._account.is_open:
+            self._account.add(-min(count, self._body_bytes))
+            self._body_bytes -= min(count, self._body_bytes)
 
     def _on_refused(self) -> None:
         """A request without valid credentials waits for its answer: it keeps nobody out either."""

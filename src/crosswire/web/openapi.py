@@ -115,6 +115,12 @@ def _describe(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
             "description": "An Arrow stream with a row for each message.",
             "content": {ARROW: {"schema": {"type": "string", "format": "binary"}}},
         }
+    elif operation.takes == "bytes":
+        described["requestBody"] = {
+            "required": True,
+            "description": "The bytes of a file.",
+            "content": {BYTES: {"schema": {"type": "string", "format": "binary"}}},
+        }
     elif operation.method in ("POST", "PATCH"):
         described["requestBody"] = {
             "required": False,

@@ -22,6 +22,7 @@ TAGS: Final = {
     "storage": "The disk: store, lake and damage.",
     "statistics": "Time series of rates, lengths and latencies.",
     "live": "Streams of server-sent events.",
+    "analyzer": "Captures, decoded frame by frame.",
     "bulk": "Batches that are committed as a whole, and reading the log, as Spark does it.",
 }
 
@@ -85,6 +86,7 @@ DESCRIPTIONS: Final = {
     "first_date": "The date of the oldest file.",
     "found": "Whether there is anything to read.",
     "id": "The id.",
+    "number": "The number, from 1.",
     "ids": "Ids of messages.",
     "index": "The index in the request, from 0.",
     "json": "The payload, where it is JSON.",

@@ -11,6 +11,8 @@ export const toSubscription = (subscription, owner = "") =>
   href("/subscriptions/:name", { name: subscription }, { owner });
 export const toMessage = (id) => href("/messages/:id", { id });
 export const toConnection = (id) => href("/connections/:id", { id });
+/** The analyzer with the frames of a live connection. */
+export const toFrames = (id) => href("/analyzer/live/:id", { id });
 export const toDeadLetters = (queue, query) => href("/dead/:queue", { queue }, query);
 export const toDeadLetter = (queue, id) => href("/dead/:queue/:id", { queue, id });
 export const toUser = (user) => href("/users", {}, { contains: user });

@@ -6,6 +6,9 @@
 export const ROUTES = [
   { path: "/", title: "Overview", group: "Hub", load: () => import("./screens/overview.js") },
   { path: "/queues", title: "Queues", group: "Messages", load: () => import("./screens/queues.js") },
+  { path: "/analyzer", title: "Protocol analyzer", group: "Traffic", load: () => import("./screens/analyzer.js") },
+  { path: "/analyzer/captures/:id", title: "Capture", load: () => import("./screens/analyzer_capture.js") },
+  { path: "/analyzer/live/:id", title: "Live frames", load: () => import("./screens/analyzer_live.js") },
   { path: "/queues/:name", title: "Queue", load: () => import("./screens/queue.js") },
   { path: "/messages", title: "Search", group: "Messages", load: () => import("./screens/messages.js") },
   { path: "/messages/:id", title: "Message", load: () => import("./screens/trace.js") },
