@@ -54,7 +54,7 @@ def shell_word(word: str) -> str:
     """A word as a shell reads it, in printable characters only.
 
     Names may have control characters and marks of writing direction. Bash and zsh read these as
-    escapes in $'…'; whoever copies the line sees what he runs.
+    escapes in $'…', and the line shows what it does.
     """
     if word.isprintable():
         return quote(word)
