@@ -43,6 +43,7 @@ SLOW: Final = (
     "tests/client/test_",
     "tests/commitlog/test_contract.py",
     "tests/commitlog/test_postgres.py",
+    "tests/console/",
     "tests/e2e/",
     "tests/gateways/test_relink_crash.py",
     "tests/interop/",
@@ -64,10 +65,13 @@ are marked."""
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]
-    """Shares the files out to processes; those with Spark all go to one, which starts it once."""
+    """Shares the files out to processes; those with Spark all go to one, which starts it once, and
+    so do those with a browser."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
+        if file.startswith("tests/console/"):
+            return "console"
         return "Spark" if file in WITH_SPARK else file
 
 

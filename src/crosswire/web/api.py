@@ -20,6 +20,7 @@ from crosswire.web.replication import REPLICATION_OPERATIONS
 from crosswire.web.schedules import SCHEDULE_OPERATIONS
 from crosswire.web.search import SEARCH_OPERATIONS
 from crosswire.web.services import SERVICE_OPERATIONS
+from crosswire.web.session import SESSION_OPERATIONS
 from crosswire.web.state import STATE_OPERATIONS
 from crosswire.web.stats import STATS_OPERATIONS
 from crosswire.web.storage import STORAGE_OPERATIONS
@@ -31,6 +32,7 @@ from crosswire.web.users import USER_OPERATIONS
 __all__ = ["OPERATIONS"]
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
+    *SESSION_OPERATIONS,
     *STATE_OPERATIONS,
     *REPLICATION_OPERATIONS,
     *STATS_OPERATIONS,

@@ -31,6 +31,7 @@ from crosswire.server.succession import Role, are_here
 from crosswire.server.watchdog import LATE_S
 from crosswire.web.api import OPERATIONS
 from crosswire.web.body_slots import LARGE_BYTES, BodySlots
+from crosswire.web.console_files import console_routes
 from crosswire.web.contract import (
     ARROW,
     EVENT_STREAM,
@@ -91,6 +92,7 @@ class App:
             Route("/healthz", self._healthz, methods=["GET"]),
             Route("/readyz", self._readyz, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
+            *console_routes(),
         ]
         handlers: dict[type[Exception], Callable[[Request, Exception], Response]] = {
             HTTPException: _http_failure,

@@ -1,0 +1,5 @@
+// The hub at a glance.
+
+export async function show(screen) {
+  screen.heading("Overview");
+}
