@@ -46,6 +46,8 @@ from crosswire.web.long_work import LongWork, QueueTotals
 from crosswire.web.numbers import check_numbers
 from crosswire.web.openapi import openapi
 from crosswire.web.replays import Replays
+from crosswire.web.report_page import report_route
+from crosswire.web.report_tickets import ReportTickets
 from crosswire.web.stream_slots import StreamSlots
 from crosswire.web.times import is_time
 
@@ -85,6 +87,7 @@ class App:
         self.replays = Replays()
         self._work = LongWork()
         self._streams = StreamSlots()
+        self._tickets = ReportTickets()
         self._large_bodies = BodySlots()
         routes = [_route(self, *each) for each in _in_order(OPERATIONS)]
         routes += [
@@ -93,6 +96,7 @@ class App:
             Route("/readyz", self._readyz, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
             *console_routes(),
+            report_route(server, self._tickets),
         ]
         handlers: dict[type[Exception], Callable[[Request, Exception], Response]] = {
             HTTPException: _http_failure,
@@ -155,6 +159,7 @@ class App:
             identify=functools.partial(self._identify, request),
             work=self._work,
             streams=self._streams,
+            tickets=self._tickets,
         )
         answer = operation.handler(ask)
         if isinstance(answer, AsyncGenerator):

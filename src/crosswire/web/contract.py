@@ -34,6 +34,7 @@ from crosswire.hub.hub import Hub
 from crosswire.server.server import Server
 from crosswire.web.long_work import LongWork
 from crosswire.web.replays import Replays
+from crosswire.web.report_tickets import ReportTickets
 from crosswire.web.stream_slots import StreamSlots
 
 __all__ = [
@@ -107,6 +108,7 @@ class OperationRequest:
         "replays",
         "server",
         "streams",
+        "tickets",
         "work",
     )
 
@@ -122,6 +124,7 @@ class OperationRequest:
         identify: Callable[[], str | None] | None = None,
         work: LongWork | None = None,
         streams: StreamSlots | None = None,
+        tickets: ReportTickets | None = None,
     ) -> None:
         """`identify` finds the user of this request anew; without it, that never changes."""
         self.server = server
@@ -132,6 +135,7 @@ class OperationRequest:
         self.body = body
         self.work = work or LongWork()
         self.streams = streams or StreamSlots()
+        self.tickets = tickets or ReportTickets()
         self._identify = identify or (lambda: principal)
 
     @property
