@@ -78,6 +78,25 @@ async function failure(response, asked) {
   return error;
 }
 
+// Numbers of payloads that JavaScript would round are kept as their text, so that a message is
+// shown, and a dead letter saved, as it is. Where the browser can't do that they are rounded.
+const hasSource = typeof JSON.rawJSON === "function";
+
+function keepDigits(key, value, context) {
+  if (typeof value !== "number" || !context?.source) return value;
+  const digits = context.source.replace(/[^0-9]/g, "").length;
+  return digits > 15 && String(value) !== context.source ? JSON.rawJSON(context.source) : value;
+}
+
+function parseExact(text) {
+  return hasSource ? JSON.parse(text, keepDigits) : JSON.parse(text);
+}
+
+/** GET of something with payloads; see `keepDigits`. Raises ApiError. */
+export async function getExact(path, query, signal) {
+  return parseExact(await (await send("GET", path, { query, signal })).text());
+}
+
 /** GET; gives the decoded JSON. Raises ApiError. */
 export async function get(path, query, signal) {
   return (await send("GET", path, { query, signal })).json();
@@ -179,5 +198,5 @@ function parse(part) {
     if (line.startsWith("event: ")) name = line.slice(7);
     else if (line.startsWith("data: ")) data += line.slice(6);
   }
-  return data ? { name, data: JSON.parse(data) } : null;
+  return data ? { name, data: parseExact(data) } : null;
 }

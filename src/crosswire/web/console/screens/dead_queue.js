@@ -1,0 +1,92 @@
+// The dead letters of a queue: grouped by cause, and one by one.
+
+import * as api from "../api.js";
+import { causeFilter, purgeDialog, replayDialog } from "../dead_acts.js";
+import { el, emptyState, notice, put } from "../dom.js";
+import { ago, count, name, plural, size, time } from "../format.js";
+import { connectionLink, messageLink, toDeadLetter, toDeadLetters, toQueue } from "../links.js";
+import { preview } from "../message_view.js";
+import { href } from "../router.js";
+import { plainTable, serverTable } from "../table.js";
+
+export async function show(screen) {
+  const queue = screen.params.queue;
+  const button = (text, act, danger = false) => el("button", { type: "button", class: danger ? "danger" : null, onclick: act }, text);
+  const reload = () => screen.reload();
+  const mayAct = screen.session.administer || queue.startsWith("@");
+  screen.heading(el("span", {}, "Dead letters of ", name(queue)), {
+    back: [["Dead letters", href("/dead")]],
+    actions: [
+      queue.startsWith("@") ? null : el("a", { class: "button", href: toQueue(queue) }, "The queue"),
+      mayAct ? button("Replay all…", () => replayDialog(queue, { all: true }, reload)) : null,
+      mayAct ? button("Delete all…", () => purgeDialog(queue, { all: true }, reload), true) : null,
+    ],
+  });
+  const causes = el("section", { class: "panel" }, el("h2", {}, "By cause"));
+  screen.root.append(causes);
+  await showCauses(screen, queue, causes, mayAct, reload);
+  const table = letters(screen, queue, mayAct);
+  screen.root.append(table);
+}
+
+async function showCauses(screen, queue, where, mayAct, reload) {
+  let found;
+  try {
+    found = await api.get("/v1/dead/causes", { queue }, screen.signal);
+  } catch (error) {
+    if (error.status !== 404) throw error;
+    found = { causes: [], is_complete: true };
+  }
+  const chosen = screen.query.cause;
+  const act = (text, run, danger = false) => el("button", { type: "button", class: danger ? "danger" : "quiet", onclick: run }, text);
+  put(where, el("h2", {}, "By cause"),
+    found.is_complete ? null : notice("info", `There are many: causes of the first ${plural(found.examined, "letter")} are shown.`),
+    plainTable({
+      caption: "Causes of these dead letters",
+      rows: found.causes,
+      empty: emptyState("There are no dead letters here.", "They were sent again or deleted, or none of its messages died."),
+      rowClass: (row) => (row.cause === chosen ? "chosen" : null),
+      columns: [
+        { title: "Cause", cell: (row) => el("a", { href: toDeadLetters(queue, { cause: row.cause }), "aria-current": row.cause === chosen ? "true" : null }, name(row.cause || "(none given)")) },
+        { title: "Letters", number: true, cell: (row) => count(row.letters) },
+        { title: "First", class: "nowrap", hide: true, cell: (row) => time(row.first) },
+        { title: "Last", class: "nowrap", cell: (row) => ago(row.last) },
+        { title: "Example", cell: (row) => el("a", { href: toDeadLetter(queue, row.example), class: "id" }, String(row.example)) },
+        mayAct ? { title: "", label: "Acts", class: "acts", cell: (row) => [
+          act("Replay…", () => replayDialog(queue, { filter: causeFilter(row.cause) }, reload)), " ",
+          act("Delete…", () => purgeDialog(queue, { filter: causeFilter(row.cause) }, reload), true)] } : null,
+      ].filter(Boolean),
+    }),
+    chosen === undefined ? null : el("p", {}, "Below: letters with this cause. ", el("a", { href: toDeadLetters(queue) }, "Show all letters")));
+}
+
+function letters(screen, queue, mayAct) {
+  const cause = screen.query.cause;
+  return serverTable(screen, {
+    caption: "Dead letters, the oldest first",
+    load: (query, signal) => api.getExact("/v1/dead/letters", { queue, ...query }, signal),
+    query: cause === undefined ? {} : { cause },
+    rows: (page) => page.letters,
+    limit: 25,
+    filters: [{ name: "filter", label: "Property filter", placeholder: "price>N10", wide: true }],
+    actions: mayAct ? (chosen, done) => {
+      const ids = chosen.map((row) => row.id);
+      return [
+        el("button", { type: "button", onclick: () => replayDialog(queue, { ids }, () => { done(); screen.reload(); }) }, "Replay…"),
+        el("button", { type: "button", class: "danger", onclick: () => purgeDialog(queue, { ids }, () => { done(); screen.reload(); }) }, "Delete…"),
+      ];
+    } : null,
+    columns: [
+      { title: "Letter", cell: (row) => el("a", { href: toDeadLetter(queue, row.id), class: "id" }, String(row.id)) },
+      { title: "Cause", cell: (row) => name(row.cause || "–") },
+      { title: "Died", class: "nowrap", cell: (row) => time(row.message.time) },
+      { title: "Attempts", number: true, cell: (row) => count(row.attempts.length) },
+      { title: "Was message", cell: (row) => (row.origin_id ? messageLink(row.origin_id) : "–") },
+      { title: "Last consumer", hide: true, cell: (row) => connectionLink(row.attempts.at(-1)?.connection) },
+      { title: "Payload", cell: (row) => preview(row.message) },
+      { title: "Size", number: true, hide: true, cell: (row) => size(row.message.size_bytes) },
+    ],
+    empty: (isFiltered, following) => (following ? emptyState("None found so far.", "There is more to search: go to the next page.")
+      : emptyState(isFiltered ? "No letter passes the filter." : "There are no dead letters here.", isFiltered ? "A filter names a property, an operator and a typed value: price>N10, name=Tacme." : "")),
+  });
+}
