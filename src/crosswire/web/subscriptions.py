@@ -66,6 +66,8 @@ class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
     """Messages that consumers have and did not settle yet."""
     consumers: list[ConsumerRow]
     dead_letters: int
+    dead_letter_queue: str
+    """The name of the queue that the operations on dead letters take."""
     rates: FlowRates
     """What it delivers; `accepted` is always 0."""
     stopped: str = ""
@@ -196,6 +198,7 @@ def _row(ask: OperationRequest, subscription: Subscription, lag: _Lag) -> Subscr
         held=sum(len(each.held) for each in subscription.consumers),
         consumers=[consumer_row(each) for each in subscription.consumers],
         dead_letters=ask.hub.depth(subscription.dead_letters)[0],
+        dead_letter_queue=subscription.dead_letters.removeprefix("queue/").removesuffix("/dead"),
         rates=flow_of(ask, subscription.subscription),
         stopped=subscription.stopped,
     )
