@@ -5,6 +5,8 @@ import { el, emptyState, notice, put } from "../dom.js";
 import { name, plural, visible } from "../format.js";
 import { plainTable } from "../table.js";
 
+const GENERAL = "general";
+
 export async function show(screen) {
   const { effective, waiting } = await api.get("/v1/configuration", {}, screen.signal);
   screen.heading("Configuration", { subtitle: "What holds now, defaults included. Secrets are hidden. It is changed in the configuration file, and reloaded with SIGHUP." });
@@ -20,8 +22,12 @@ export async function show(screen) {
   function list() {
     const wanted = filter.value.trim().toLowerCase();
     const found = settings.filter(([key, value]) => `${key} ${JSON.stringify(value)}`.toLowerCase().includes(wanted));
-    const sections = Map.groupBy(found, ([key]) => key.split(".")[0]);
-    put(shown, found.length ? [...sections].map(([section, rows]) => el("section", { class: "panel" },
+    const sections = new Map();
+    for (const setting of found) {
+      const section = setting[0].includes(".") ? setting[0].split(".")[0] : GENERAL;
+      sections.set(section, [...(sections.get(section) ?? []), setting]);
+    }
+    put(shown, found.length ? [...sections].map(([section, rows]) => el("section", { class: "panel settings" },
       el("h2", {}, el("code", {}, visible(section))), plainTable({
         caption: `Settings of ${visible(section)}`,
         rows,

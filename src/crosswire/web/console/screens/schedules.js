@@ -28,13 +28,13 @@ export async function show(screen) {
     ],
     refresh_s: 5,
     columns: [
-      { title: "Id", sort: "id", cell: (row) => [name(row.id), " ", row.paused ? el("span", { class: "tag warn" }, "paused") : null] },
-      { title: "When", cell: rule },
-      { title: "Next", sort: "due", number: false, cell: (row) => (row.next_due ? time(row.next_due) : "–") },
-      { title: "Destination", cell: (row) => destinationLink(row.destination) },
+      { title: "Id", sort: "id", class: "long", cell: (row) => [name(row.id), " ", row.paused ? el("span", { class: "tag warn" }, "paused") : null] },
+      { title: "When", class: "nowrap", cell: rule },
+      { title: "Next", sort: "due", class: "nowrap", cell: (row) => (row.next_due ? time(row.next_due) : "–") },
+      { title: "Destination", class: "keep", cell: (row) => destinationLink(row.destination) },
       { title: "Message", hide: true, cell: (row) => preview(row.message) },
       { title: "Fired", sort: "fired", number: true, cell: (row) => `${count(row.fired)}${row.run_count ? ` of ${count(row.run_count)}` : ""}` },
-      administer ? { title: "", label: "Actions", cell: (row) => buttons(row, table) } : null,
+      administer ? { title: "", label: "Actions", class: "acts", cell: (row) => buttons(row, table) } : null,
     ].filter(Boolean),
     empty: (isFiltered) => (isFiltered
       ? emptyState("No schedule matches.", el("a", { href: "#/schedules" }, "Show all schedules"))

@@ -21,7 +21,7 @@ export async function show(screen) {
       { title: "Calls", sort: "calls", number: true, cell: (row) => rate(row.calls_per_s) },
       { title: "p50", number: true, cell: (row) => (row.p50_s ? duration(row.p50_s) : "–") },
       { title: "p99", sort: "latency", number: true, cell: (row) => (row.p99_s ? duration(row.p99_s) : "–") },
-      { title: "Errors", sort: "errors", number: true, cell: (row) => [rate(row.errors_per_s), el("span", { class: "muted" }, ` of ${count(row.answered + row.failed)}: ${count(row.failed)}`)] },
+      { title: "Errors", sort: "errors", number: true, cell: (row) => `${rate(row.errors_per_s)} (${count(row.failed)} of ${count(row.answered + row.failed)})` },
       { title: "In progress", number: true, hide: true, cell: (row) => count(row.calls) },
       { title: "Waiting", sort: "waiting", number: true, cell: (row) => count(row.waiting) },
       { title: "Providers", cell: providers },
