@@ -6,7 +6,6 @@ own thread it meets none. Tests of this folder run in that thread, see conftest.
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import re
@@ -141,7 +140,9 @@ class ConsolePage:
 
     def visit(self, screen: str) -> None:
         """Go to a screen by its route, such as `/queues` or `/dead/orders`, and wait for it."""
-        self.page.evaluate("target => { location.hash = target; }", screen)
+        go = "target => { location.hash = target; return location.hash; }"
+        address = self.page.evaluate(go, screen)
+        expect(self.page.locator("main")).to_have_attribute("data-screen", address)
         expect(self.page.locator("main h1")).to_be_visible()
         expect(self.page.locator("main [aria-busy]")).to_have_count(0)
 
@@ -168,8 +169,3 @@ class ConsolePage:
 def part(name: str) -> str:
     """A name as a part of a route."""
     return quote(name, safe="")
-
-
-def shown(value: object) -> str:
-    """A value as the console's pages show JSON."""
-    return json.dumps(value, indent=2)

@@ -33,6 +33,12 @@ token = "{SHOP}"
 produce = ["queue/shop/#"]
 consume = ["queue/shop/#"]
 
+[lake]
+seal_s = 0.2
+
+[lake.tap]
+listeners = ["emp", "micromsg2"]
+
 [queues.orders]
 retry = {{ max_attempts = 1 }}
 

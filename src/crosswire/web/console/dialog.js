@@ -77,12 +77,12 @@ export function openDialog({ title, text, fields = [], action, danger = false, c
  */
 export function field({ name, label, kind = "text", value = "", options = [], hint = "", required = false, ...more }) {
   const id = uniqueId("field");
-  const shared = { id, name, required, autocomplete: "off", spellcheck: "false",
+  const shared = { id, required, autocomplete: "off", spellcheck: "false",
     "aria-describedby": hint ? `${id}-hint` : null, ...more };
   let input;
   if (kind === "area") input = el("textarea", { rows: 8, ...shared, value });
   else if (kind === "select") {
-    input = el("select", { id, name }, options.map(([each, text]) => el("option", { value: each }, text)));
+    input = el("select", { id }, options.map(([each, text]) => el("option", { value: each }, text)));
     input.value = value;
   } else if (kind === "check") input = el("input", { ...shared, type: "checkbox", checked: Boolean(value) });
   else input = el("input", { ...shared, type: kind, value, step: kind === "number" ? "any" : null });

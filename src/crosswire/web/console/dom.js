@@ -40,6 +40,12 @@ function append(element, children) {
   }
 }
 
+/** Appends children, as `el` takes them. */
+export function add(element, ...children) {
+  append(element, children);
+  return element;
+}
+
 /** Replaces what an element contains. */
 export function put(element, ...children) {
   element.replaceChildren();

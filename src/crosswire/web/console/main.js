@@ -90,7 +90,7 @@ function user() {
 }
 
 function jump() {
-  const input = el("input", { type: "search", placeholder: "Queue, message id or destination", "aria-label": "Go to a queue, a message id or a destination", name: "jump", autocomplete: "off", spellcheck: "false" });
+  const input = el("input", { type: "search", placeholder: "Queue, message id or destination", "aria-label": "Go to a queue, a message id or a destination", autocomplete: "off", spellcheck: "false" });
   return el("form", { class: "jump", role: "search", onsubmit: (event) => {
     event.preventDefault();
     const text = input.value.trim();
@@ -159,6 +159,7 @@ async function show(route, params, query) {
   }
   if (screen !== mine) return;
   put(parts.main, root);
+  parts.main.dataset.screen = location.hash;
   window.scrollTo(0, 0);
   if (!isFirst) root.querySelector("h1")?.focus({ preventScroll: true });
 }

@@ -76,6 +76,12 @@ export function payloadView(message) {
       isCut ? `\n… ${count(text.length - SHOWN)} more characters` : ""));
 }
 
+/** The names of fields that only its own protocol has; null if there are none. */
+export function nativeFields(message) {
+  const names = (message.native ?? []).filter((each) => !each.startsWith("crosswire."));
+  return names.length ? name(names.join(", ")) : null;
+}
+
 /** Properties by name. */
 export function propertiesView(properties) {
   const rows = Object.entries(properties ?? {});

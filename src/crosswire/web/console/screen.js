@@ -35,6 +35,8 @@ export class Screen {
   /** Changes its part of the URL without showing it anew. */
   setQuery(changes, options) {
     this.query = router.setQuery(changes, options);
+    const main = this.root.closest("main");
+    if (main) main.dataset.screen = location.hash;
   }
 
   /** Shows it anew. */

@@ -10,13 +10,23 @@ export async function showStandby(screen) {
   const { leader, leader_address: address } = screen.session;
   screen.heading("This hub is a standby");
   screen.root.append(notice("info", leaderText(leader, address), " A standby serves no messages; this page shows it again as soon as it leads."));
-  if (leader && /^[\w.:[\]-]+$/.test(address)) {
-    const there = `${location.protocol}//${address}/`;
+  const there = consoleAt(address);
+  if (leader && there) {
     screen.root.append(el("p", {}, el("a", { class: "button primary", href: there, rel: "noreferrer" }, "Go to the leader's console")));
   }
   if (!screen.session.observe) return;
   const state = await api.get("/v1/replication", {}, screen.signal);
   screen.root.append(replicasPanel(state));
+}
+
+/** The address of a console from what a replica advertises; null if that is none. */
+function consoleAt(address) {
+  try {
+    const found = new URL(/^https?:\/\//.test(address) ? address : `${location.protocol}//${address}`);
+    return address ? `${found.origin}/` : null;
+  } catch {
+    return null;
+  }
 }
 
 /** Replicas with their roles and lags. */

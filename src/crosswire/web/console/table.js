@@ -103,21 +103,23 @@ export function serverTable(screen, spec) {
 
   function filterControls() {
     if (!filters.length && !spec.tools) return null;
+    // By name, and without names in the form: a field called `contains` would hide a method of it.
+    const inputs = new Map();
     const form = el("form", { class: "filters", role: "search", "aria-label": `Filter ${spec.caption}` });
     form.addEventListener("submit", (event) => { event.preventDefault(); apply(); });
-    for (const filter of filters) form.append(filterField(filter, apply));
+    for (const filter of filters) form.append(filterField(filter, apply, inputs));
     const entered = filters.some((each) => !each.options);
     if (entered) form.append(el("button", { type: "submit", class: "quiet" }, spec.submit ?? "Filter"));
     if (filters.length) {
       form.append(el("button", { type: "button", class: "quiet", onclick: () => {
-        for (const each of form.querySelectorAll("input, select")) each.value = "";
+        for (const input of inputs.values()) input.value = "";
         apply();
       } }, "Clear"));
     }
     if (spec.tools) form.append(el("span", { class: "tools" }, spec.tools));
     function apply() {
       const changes = { cursor: "", page: "" };
-      for (const filter of filters) changes[filter.name] = form.elements[filter.name].value.trim();
+      for (const [filter, input] of inputs) changes[filter] = input.value.trim();
       earlier.length = 0;
       page = 1;
       change(changes);
@@ -125,24 +127,18 @@ export function serverTable(screen, spec) {
     return form;
   }
 
-  function filterField(filter, apply) {
+  function filterField(filter, apply, inputs) {
     const id = uniqueId("filter");
-    const shared = { id, name: filter.name, value: value(filter.name) };
     let input;
     if (filter.options) {
-      input = el("select", { id, name: filter.name, onchange: apply }, filter.options.map(
+      input = el("select", { id, onchange: apply }, filter.options.map(
         ([each, text]) => el("option", { value: each }, text)));
       input.value = value(filter.name);
     } else {
       input = el("input", { type: filter.type ?? "search", placeholder: filter.placeholder ?? null,
-        autocomplete: "off", spellcheck: "false", ...shared });
-      if (filter.list) {
-        const list = el("datalist", { id: `${id}-list` },
-          filter.list.map((each) => el("option", { value: each })));
-        input.setAttribute("list", list.id);
-        return el("div", { class: "field" }, el("label", { for: id }, filter.label), input, list);
-      }
+        autocomplete: "off", spellcheck: "false", id, value: value(filter.name) });
     }
+    inputs.set(filter.name, input);
     return el("div", { class: `field ${filter.wide ? "wide" : ""}` },
       el("label", { for: id }, filter.label), input);
   }

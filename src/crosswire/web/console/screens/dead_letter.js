@@ -7,7 +7,7 @@ import { diffView } from "../diff.js";
 import { el, emptyState, notice, put } from "../dom.js";
 import { name, time, visible } from "../format.js";
 import { connectionLink, destinationLink, messageLink, toDeadLetters } from "../links.js";
-import { facts, payloadText, payloadView, propertiesView } from "../message_view.js";
+import { facts, nativeFields, payloadText, payloadView, propertiesView } from "../message_view.js";
 import { readPayload, readProperties } from "../publish.js";
 import { go, href } from "../router.js";
 import { plainTable } from "../table.js";
@@ -41,7 +41,7 @@ export async function show(screen) {
         ["Sent by", message.connection ? connectionLink(message.connection) : name(message.principal || message.protocol)],
         ["Key", message.key ? name(message.key) : null],
         ["Correlation", message.correlation ? name(message.correlation) : null],
-        ["Fields of its own protocol", message.native?.length ? name(message.native.join(", ")) : null],
+        ["Fields of its own protocol", nativeFields(message)],
       ])))));
 }
 
@@ -65,12 +65,19 @@ function kindOf(message) {
   return typeof message.text === "string" ? "text" : "base64";
 }
 
+function splitProperties(properties) {
+  const isHubs = ([key]) => ["dead-cause", "dead-attempts", "dead-origin", "dead-id"].includes(key);
+  const all = Object.entries(properties);
+  return [Object.fromEntries(all.filter((each) => !isHubs(each))), Object.fromEntries(all.filter(isHubs))];
+}
+
 function editor(screen, queue, letter) {
   const { message } = letter;
   const kind = kindOf(message);
   const before = kind === "base64" ? message.base64 ?? "" : payloadText(message);
-  // The hub writes these itself, and keeps them.
-  const properties = JSON.stringify(message.properties ?? {}, null, 2);
+  // Why it died is the hub's own, and stays.
+  const [own, hubs] = splitProperties(message.properties ?? {});
+  const properties = JSON.stringify(own, null, 2);
   const label = { json: "Payload (JSON)", text: "Payload (text)", base64: "Payload (bytes in base64)" }[kind];
   const payload = field({ name: "payload", label, kind: "area", value: before, rows: Math.min(Math.max(before.split("\n").length + 1, 6), 24) });
   const given = field({ name: "properties", label: "Properties (JSON)", kind: "area", value: properties, rows: Math.min(properties.split("\n").length + 1, 12) });
@@ -105,7 +112,7 @@ function editor(screen, queue, letter) {
   function edit() {
     const asked = { queue };
     if (payload.value() !== before) Object.assign(asked, readPayload(kind, payload.value()));
-    if (given.value() !== properties) asked.properties = readProperties(given.value());
+    if (given.value() !== properties) asked.properties = { ...readProperties(given.value()), ...hubs };
     if (type.value() !== message.content_type) asked.content_type = type.value();
     return asked;
   }

@@ -1,10 +1,10 @@
 // What happened to a message: its steps as a waterfall over all protocols, its content, its bytes.
 
 import * as api from "../api.js";
-import { el, emptyState, notice } from "../dom.js";
+import { add, el, emptyState, notice } from "../dom.js";
 import { count, duration, name, plural, size, time, visible } from "../format.js";
 import { connectionLink, deadLettersOf, destinationLink, messageLink, toDeadLetter, toSearch } from "../links.js";
-import { bytesOfHex, facts, hexDump, outcomeTag, payloadView, propertiesView } from "../message_view.js";
+import { bytesOfHex, facts, hexDump, nativeFields, outcomeTag, payloadView, propertiesView } from "../message_view.js";
 
 const STEPS_SHOWN = 500;
 const ENDS = new Set(["settled", "refused", "returned", "expired", "answered", "failed", "dead", "dropped", "replayed"]);
@@ -22,7 +22,7 @@ export async function show(screen) {
     actions: el("button", { type: "button", onclick: () => screen.reload() }, "Refresh"),
   });
   if (!trace.is_complete) screen.root.append(notice("warn", "There was no time to search everything. Refresh to continue."));
-  screen.root.append(
+  add(screen.root,
     linksPanel(trace),
     el("section", { class: "panel" }, el("h2", {}, "What happened"), waterfall(trace.steps)),
     el("div", { class: "columns" },
@@ -59,7 +59,7 @@ function factsPanel(trace, message) {
     ["On disk before it was acknowledged", message.durable === false ? "no" : "yes"],
     ["Expires", message.expires ? time(message.expires) : null],
     ["Found in", trace.found_in || "memory"],
-    ["Fields of its own protocol", message.native?.length ? name(message.native.join(", ")) : null],
+    ["Fields of its own protocol", nativeFields(message)],
     ["Size", size(message.size_bytes)],
   ]));
 }
@@ -112,11 +112,18 @@ function stepRow(step, after_ms, lasts_ms, left, width) {
     el("div", { class: "what" }, outcomeTag(step.step), " ",
       step.connection ? [el("span", { class: "tag" }, step.protocol), " ", connectionLink(step.connection), " "] : step.protocol ? [el("span", { class: "tag" }, step.protocol), " "] : null,
       destinationLink(step.destination),
-      el("div", { class: "muted" }, [
-        step.attempt ? `attempt ${step.attempt}` : "", step.count > 1 ? `${count(step.count)} deliveries` : "",
-        lasts_ms > 0 && meaning ? `${meaning} ${duration(lasts_ms / 1000)}` : "",
-      ].filter(Boolean).join(" · "), step.subscription ? [" · subscription ", name(step.subscription)] : null, step.detail ? [" · ", name(step.detail)] : null)),
+      el("div", { class: "muted" }, joined([
+        step.attempt ? `attempt ${step.attempt}` : null,
+        step.count > 1 ? `${count(step.count)} deliveries` : null,
+        lasts_ms > 0 && meaning ? `${meaning} ${duration(lasts_ms / 1000)}` : null,
+        step.subscription ? ["subscription ", name(step.subscription)] : null,
+        step.detail ? name(step.detail) : null,
+      ]))),
     el("div", { class: "track", "aria-hidden": "true" }, bar));
+}
+
+function joined(parts) {
+  return parts.filter((part) => part !== null).flatMap((part, index) => (index ? [" · ", part] : [part]));
 }
 
 function framesPanel(trace) {
