@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from crosswire.cli.hub import Api
 from crosswire.testing import RunningHub, running_hub
 from tests.console.browser import BrowserThread, ConsolePage
+from tests.console.flows import flowing
 from tests.console.traffic import ADMINISTRATOR, CONFIGURATION, make_traffic
 
 
@@ -28,6 +30,13 @@ def hub() -> Iterator[RunningHub]:
     with running_hub(config=CONFIGURATION) as hub:
         make_traffic(hub)
         yield hub
+
+
+@pytest.fixture(scope="session")
+def flows(hub: RunningHub) -> Iterator[Api]:
+    """Traffic that goes on, see flows.py; gives the hub's API."""
+    with flowing(hub) as api:
+        yield api
 
 
 @pytest.fixture

@@ -20,12 +20,22 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from crosswire.cli.parsers import options_last, parser_of, split_command
 from crosswire.errors import InvalidInput, PipelineError
 from crosswire.pipeline.manifests import Manifests, TablePaths
 from crosswire.pipeline.report import write_report
 from crosswire.pipeline.report.about_bytes import _PART_WORDS
 from crosswire.pipeline.report.about_hub import _VERDICTS
-from crosswire.pipeline.report.formats import amount, duration, moment, share, size, text
+from crosswire.pipeline.report.failures import KINDS
+from crosswire.pipeline.report.formats import (
+    amount,
+    duration,
+    moment,
+    share,
+    shell_word,
+    size,
+    text,
+)
 from crosswire.pipeline.report.gather import gather
 from crosswire.pipeline.report.histogram import (
     buckets_of,
@@ -45,8 +55,9 @@ CROSSWIRE = Path(sys.executable).parent / "crosswire"
 START = 1_790_000_040_000_000
 MINUTE = 60_000_000
 EVIL = "queue/</td><script>alert('x')</script><img src=x onerror=alert(1)>\"'&\u202e\x00"
+NAME = EVIL.replace("\x00", "\x07")
 
-KINDS = {
+TYPES = {
     "string": pa.string(),
     "bigint": pa.int64(),
     "int": pa.int32(),
@@ -62,7 +73,7 @@ KINDS = {
 def schema(name: str) -> pa.Schema:
     """The columns of a table, as Spark writes them."""
     columns = entry(name.replace("/", ".")).columns
-    return pa.schema([(column.name, KINDS[column.type]) for column in columns])
+    return pa.schema([(column.name, TYPES[column.type]) for column in columns])
 
 
 Rows = list[dict[str, Any]]
@@ -231,13 +242,12 @@ def write_tables(root: Path, minutes: int = 90) -> Path:
     accounts += [account(90, "epoxy", **parts), account(91, None, unknown=70)]
     put(root, "gold/accounting", [*accounts, account(92, "tls", encrypted=400)])
     put(root, "silver/violations", [violation(n, f"reason {n % 2} {EVIL}") for n in range(3)])
-    ends = {"connector_address": "10.9.9.9", "acceptor_address": "10.1.0.1", "acceptor_port": 25188}
-    directions = [
-        {"node": "n", "connection": f"c{n}", "direction": direction, **ends}
-        for n in range(10)
-        for direction in ("forward", "backward")
-    ]
-    put(root, "silver/directions", directions)
+    both = ("forward", "backward")
+    put(
+        root,
+        "silver/directions",
+        [direction(f"c{n}", direction=d) for n in range(10) for d in both],
+    )
     put_hub(root)
     return root
 
@@ -246,12 +256,21 @@ def put_hub(root: Path) -> None:
     """Tables of what the hub recorded."""
     fixed = {"node": "n", "protocol": "emqp", "producer_protocol": "emp", "connection": "c"}
     times = {"time": START, "delivered": START + 10, "latency_us": 20, "attempts": 1}
-    fine = {"late": False, "lost": False, "doubled": False, "intact": True, "outcome": "settled"}
-    good = {"destination": "queue/jobs", **fixed, **times, **fine}
+    flags = {"late": False, "lost": False, "doubled": False, "intact": True, "outcome": "settled"}
+    good = {"destination": "queue/jobs", **fixed, **times, **flags}
     deliveries = [{**good, "message_id": n} for n in range(50)]
     lost = {"lost": True, "destination": EVIL, "outcome": "dropped", "detail": EVIL}
     deliveries.append({**good, **lost, "message_id": 50, "latency_us": None})
+    dead = {"destination": "queue/-jobs", "hop": "queue/-jobs", "outcome": "dead", "late": False}
+    deliveries += [{**good, **dead, "message_id": 60 + n, "detail": "timeout"} for n in range(2)]
+    read_by = {"destination": "topic/ticks", "hop": "@archive", "detail": EVIL, "message_id": 62}
+    deliveries.append({**good, **dead, **read_by})
+    deliveries.append({**good, "destination": NAME, "outcome": "expired", "message_id": 63})
     put(root, "gold/deliveries", deliveries)
+    letters = [{"message_id": 71, "origin": 61, "destination": "queue/-jobs/dead"}]
+    step = {"node": "n", "time": START, "step": "dead", "destination": EVIL, "detail": EVIL}
+    steps = [{**step, "message_id": n, "ledger_seq": n} for n in (61, 62, 71, 99)]
+    put(root, "gold/steps", steps)
     waiting = {
         "protocol": None,
         "outcome": "waiting",
@@ -259,7 +278,9 @@ def put_hub(root: Path) -> None:
         "doubled": True,
         "intact": False,
     }
-    put(root, "open/deliveries", [{**good, **waiting, "message_id": 51, "latency_us": None}])
+    open_rows = [{**good, **waiting, "message_id": 51, "latency_us": None}]
+    fine = {**good, "outcome": "waiting", "latency_us": None}
+    put(root, "open/deliveries", open_rows + [{**fine, **letter} for letter in letters])
     verdicts = ["equal"] * 40 + ["missing on the wire"] * 2 + ["missing in the ledger", "uncertain"]
     passage = {"node": "n", "connection": "c", "protocol": "emqp", "kind": "send", "way": "in"}
     compared = [
@@ -297,9 +318,10 @@ def test_facts_of_known_tables(tables: Path) -> None:
     assert facts.accounts is not None and facts.accounts.total("seen") == 6480
     assert facts.deliveries is not None and facts.reconciliation is not None
     assert (facts.deliveries.lost, facts.deliveries.late, facts.deliveries.doubled) == (1, 1, 1)
-    assert facts.deliveries.took is not None and facts.deliveries.took.count == 50
+    assert facts.deliveries.took is not None and facts.deliveries.took.count == 54
     assert facts.deliveries.damaged == 1
-    assert facts.deliveries.outcomes == {"settled": 50, "dropped": 1, "waiting": 1}
+    outcomes = {"settled": 50, "dead": 3, "dropped": 1, "expired": 1, "waiting": 2}
+    assert facts.deliveries.outcomes == outcomes
     assert (facts.reconciliation.missing, facts.reconciliation.total) == (3, 44)
 
 
@@ -315,14 +337,180 @@ def test_latencies_add_up_over_rows(tables: Path) -> None:
     assert all(each == found.over_time[0] for each in found.over_time if each is not None)
 
 
-def test_causes_are_the_senders(tables: Path) -> None:
-    suspects = gather(ReportTables(str(tables))).suspects
-    found = [(each.party, each.charge, each.count) for each in suspects]
-    assert found[0] == (EVIL, "lost deliveries", 1)
-    assert ("10.9.9.9", "broke the protocol", 2) in found
-    assert ("10.1.0.1:25188", "broke the protocol", 1) in found
-    assert ("service/price", "left unanswered", 3) in found
-    assert ("service/stock", "answered with an error", 1) in found
+def test_failures_come_by_cause_and_the_most_serious_first(tables: Path) -> None:
+    failures = gather(ReportTables(str(tables))).failures
+    found = [(each.kind, each.party, each.cause, each.count) for each in failures]
+    assert found[:2] == [("dead", "queue/-jobs", "timeout", 2), ("dead", "topic/ticks", EVIL, 1)]
+    assert found[2] == ("lost", EVIL, EVIL, 1)
+    assert ("unanswered", "service/price", None, 3) in found
+    rule = "reason … " + EVIL
+    assert ("violation", "10.9.9.9", f"reason 0 {EVIL}", 2) in found
+    assert ("violation", "10.1.0.1:25188", f"reason 1 {EVIL}", 1) in found
+    assert not [each for each in found if each[2] == rule]
+    kinds = [each.kind for each in failures]
+    assert kinds == sorted(kinds, key=KINDS.index)
+    dead = failures[0]
+    assert (dead.message_id, dead.letter_id, dead.name) == (61, 71, "-jobs")
+    assert failures[1].name == "@archive"
+
+
+def test_one_rule_of_a_peer_is_one_cause(tmp_path: Path) -> None:
+    rows = [{**violation(2, f"{n} bytes, more than 9"), "byte_offset": n} for n in (10, 11)]
+    put(tmp_path, "silver/violations", rows)
+    put(tmp_path, "silver/directions", [direction("c2")])
+    (found,) = gather(ReportTables(str(tmp_path))).failures
+    assert (found.cause, found.count) == ("… bytes, more than …", 2)
+
+
+def test_failed_requests_come_from_the_wire_where_the_hub_recorded_nothing(tmp_path: Path) -> None:
+    put(tmp_path, "gold/conversations", [conversation(1, outcome="out_of_stock")])
+    (found,) = gather(ReportTables(str(tmp_path))).failures
+    assert (found.kind, found.party, found.cause) == ("failed", "service/price", "out_of_stock")
+
+
+def direction(connection: str, **more: Any) -> dict[str, Any]:
+    ends = {"connector_address": "10.9.9.9", "acceptor_address": "10.1.0.1", "acceptor_port": 25188}
+    times = {"time": START, "last_time": START + 1}
+    return {
+        "node": "n", "connection": connection, "direction": "forward", **ends, **times, **more
+    }  # fmt: skip
+
+
+def write_killed(root: Path) -> Path:
+    """Two nodes: the hub of one was killed at second 10 and ran again from second 13 on, that of
+    the other was stopped. A gap in second 5, and records that are missing after second 7."""
+    second = 1_000_000
+
+    def times(first: int, last: int) -> dict[str, Any]:
+        return {"time": START + first * second, "last_time": START + last * second}
+
+    put(
+        root,
+        "silver/directions",
+        [
+            direction("emp-9-1", **times(0, 10)),
+            direction("relink-tls-a-1", **times(13, 20)),
+            direction("emp-1-1", node="other", **times(0, 3)),
+            direction("emp-2-1", node="other", **times(4, 20)),
+            direction("10.0.0.1:5-10.0.0.2:6@7", node="pcap", **times(0, 20)),
+        ],
+    )
+    named = {"node": "n", "last_connection": "emp-9-1"}
+    put(root, "gold/sessions", [session(1, "emp", **named, **times(0, 2))])
+    still = [
+        session(2, "emp", ended="open", **named, **times(0, 4)),
+        session(3, "emp", ended="open", **{**named, "last_connection": "emp-a-1"}, **times(13, 20)),
+    ]
+    put(root, "open/sessions", still)
+    message = {"protocol": "emp", "destination": "queue/a", "kind": "send", "payload_length": 1}
+    moments = [{**message, "time": START + n * second} for n in range(21)]
+    put(root, "silver/messages", moments)
+    put(root, "gold/accounting", [account(1, "emp", frames=90, gaps=10)])
+    frame = {"node": "n", "connection": "emp-9-1", "direction": "forward", "frame": "gap"}
+    put(root, "silver/frames", [{**frame, "time": START + 5 * second, "length": 10}])
+    nothing = {"late": False, "lost": False, "doubled": False, "outcome": "unknown"}
+    missing = {"node": "n", "time": START + 7 * second, "reason": "rows 5 to 9 are missing"}
+    put(root, "gold/deliveries", [{**nothing, **missing}])
+    return root
+
+
+def test_sessions_of_a_killed_hub_end_with_it(tmp_path: Path) -> None:
+    facts = gather(ReportTables(str(write_killed(tmp_path))))
+    assert facts.sessions is not None and facts.clock is not None
+    assert facts.sessions.endings == {"emp": {"goodbye": 1, "killed": 1, "open": 1}}
+    ends = {row["session"]: row["lasted_us"] for row in facts.sessions.largest}
+    assert ends == {"emp-1": 2_000_000, "emp-2": 10_000_000, "emp-3": 7_000_000}
+    at = [
+        (START + n * 1_000_000 - facts.clock.start_us) // facts.clock.width_us for n in (9, 11, 14)
+    ]
+    assert [facts.sessions.open_at[piece] for piece in at] == [1, 0, 1]
+
+
+def test_kills_and_gaps_are_marked_in_the_plots(tmp_path: Path) -> None:
+    facts = write_report(str(write_killed(tmp_path)), tmp_path / "r.html", made_us=START)
+    found = [(each.kind, each.node, each.start_us - START) for each in facts.interruptions]
+    assert found == [
+        ("restarted", "other", 3_000_000),
+        ("gap", None, 5_000_000),
+        ("missing records", "n", 7_000_000),
+        ("killed", "n", 10_000_000),
+    ]
+    killed = facts.interruptions[-1]
+    assert (killed.end_us, killed.sessions) == (START + 13_000_000, 1)
+    html = (tmp_path / "r.html").read_text()
+    plots = re.findall(r"<svg.*?</svg>", html, re.DOTALL)
+    marks = [re.findall(r'class="cut ([a-z-]+)"', plot) for plot in plots]
+    expected = ["restarted", "gap", "missing-records", "killed"]
+    assert [each for each in marks if each] == [expected] * 3  # messages, bytes, open sessions
+    # The band of the kill covers three of the plot's seconds, from the tenth on.
+    x, width = re.findall(r'class="cut killed" x="([\d.]+)" y="14" width="([\d.]+)"', plots[0])[0]
+    assert float(width) / (float(x) - 62) == pytest.approx(3 / 10, rel=0.05)
+
+
+def test_no_conversation_twice_among_the_slowest(tmp_path: Path) -> None:
+    """A request that was delivered again, or repeated over another connection of its link, has
+    several rows: its id shows that it is one."""
+    rows = [
+        conversation(1, connection="a", request_offset=10, latency_us=900),
+        conversation(2, connection="b", request_offset=20, latency_us=800),
+        conversation(3, connection="c", request_offset=30, latency_us=700, correlation="x"),
+        conversation(3, connection="c", request_offset=99, latency_us=600, correlation="x"),
+        conversation(4, connection="c", request_offset=40, latency_us=500),
+    ]
+    put(tmp_path, "gold/conversations", rows)
+    passage = {"node": "n", "kind": "request", "verdict": "equal", "message_id": 77}
+    compared = [
+        {**passage, "connection": "a", "byte_offset": 10},
+        {**passage, "connection": "b", "byte_offset": 20},
+        {**passage, "connection": "c", "byte_offset": 40, "message_id": 78},
+    ]
+    put(tmp_path, "gold/reconciliation", compared)
+    calls = gather(ReportTables(str(tmp_path))).calls
+    assert calls is not None
+    found = [(row["latency_us"], row["message_id"]) for row in calls.slowest]
+    assert found == [(900, 77), (700, None), (500, 78)]
+
+
+def test_rows_lead_to_the_steps_of_their_messages(page: Path) -> None:
+    html = page.read_text()
+    anchors = set(re.findall(r'<details class="message" id="(message-\d+)">', html))
+    links = set(re.findall(r'href="#(message-\d+)"', html))
+    assert links and links == anchors
+    assert "Steps of message 61" in html and "Steps of message 71" in html
+    # The steps of others are not in the tables: there is the command for them.
+    assert 'data-copy="crosswire trace 50"' in html
+
+
+def test_commands_are_those_of_the_command_line(page: Path) -> None:
+    """Every command on the page is parsed as it was meant, names of peers included."""
+    lines = {
+        value
+        for name, value in Elements(page.read_text()).attributes
+        if name == "data-copy" and value
+    }
+    assert all(line.isprintable() for line in lines)
+    parsed = {}
+    for line in lines:
+        words = bash_words(line)
+        assert words[0] == "crosswire"
+        command, arguments = split_command(words[1:])
+        parser = parser_of(command, arguments)
+        parsed[line] = parser.parse_args(options_last(parser, arguments))
+        parsed[line].command = command
+    dead = [each for each in parsed.values() if each.command == "dead"]
+    assert {each.queue for each in dead} == {"-jobs", "@archive"}
+    found = [each for each in parsed.values() if each.command == "find"]
+    assert NAME in {each.destination for each in found}
+    assert all(each.since <= each.until for each in found)
+
+
+def test_tables_have_captions_and_percentiles_colours_of_their_own(page: Path) -> None:
+    html = page.read_text()
+    assert html.count("<table") == html.count("<caption>") > 12
+    style = html[html.index("<style>") : html.index("</style>")]
+    protocols = set(re.findall(r"--(?:emp|emqp|relink|epoxy|micromsg2|tls): (#\w+)", style))
+    others = set(re.findall(r"--(?:q\d+|fine|fair|idle|fault|fail|bad): (#\w+)", style))
+    assert len(protocols) >= 10 and len(others) >= 14 and not protocols & others
 
 
 def test_listeners_are_distinguished_from_hosts(tables: Path) -> None:
@@ -337,7 +525,7 @@ def test_listeners_are_distinguished_from_hosts(tables: Path) -> None:
 def test_the_page_has_every_section(page: Path) -> None:
     html = page.read_text()
     sections = re.findall(r'<section id="(\w+)">', html)
-    assert len(sections) == len(set(sections)) == 12
+    assert len(sections) == len(set(sections)) == 13 and sections[0] == "failures"
     for target in re.findall(r'href="#(\w+)"', html):
         assert target in sections
     cards = (
@@ -390,6 +578,14 @@ def test_a_report_of_a_real_run(from_tap: Made, tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- nothing in it obeys a peer
+
+
+def bash_words(line: str) -> list[str]:
+    """The words of a command as a shell gives them to a program."""
+    script = f"printf '%s\\0' {line}"
+    environment = {**os.environ, "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, env=environment, check=True)
+    return done.stdout.decode().split("\0")[:-1]
 
 
 class Elements(HTMLParser):
@@ -509,6 +705,9 @@ def test_the_highest_of_many_pieces() -> None:
         (moment(10**18), f"{10**18} µs"),
         (text(""), '<span class="none">–</span>'),
         (text("a<b\n"), "a&lt;b\\x0a"),
+        (shell_word("orders"), "orders"),
+        (shell_word("it's; rm $x"), "'it'\"'\"'s; rm $x'"),
+        (shell_word("a'\\\u202e1"), "$'a\\'\\\\\\U0000202e1'"),
     ],
 )
 def test_numbers_in_words(found: str, expected: str) -> None:
@@ -583,7 +782,7 @@ def test_the_command(tables: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     summary = json.loads(done.stdout)
     assert summary["output"] == str(target) and summary["requests"]["unanswered"] == 3
-    assert summary["deliveries"] == {"total": 52, "late": 1, "lost": 1, "doubled": 1}
+    assert summary["deliveries"] == {"total": 57, "late": 1, "lost": 1, "doubled": 1}
     assert target.read_text().startswith("<!doctype html>")
     assert target.stat().st_mode & 0o044
 
@@ -639,7 +838,7 @@ def browse(chromium: str, tmp_path: Path) -> Iterator[Any]:
 def test_a_browser_has_nothing_to_complain_about(page: Path, browse: Any) -> None:
     shown, complaints = browse(page)
     assert complaints == []
-    assert shown.count("<section") == 12 and 'id="tip"' in shown
+    assert shown.count("<section") == 13 and 'id="tip"' in shown
 
 
 def test_a_browser_refuses_any_other_script(page: Path, browse: Any, tmp_path: Path) -> None:

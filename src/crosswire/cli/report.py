@@ -85,5 +85,6 @@ def _summary(facts: Facts) -> dict[str, Any]:
             "doubled": sent.doubled,
         },
         "reconciliation": compared and compared.verdicts,
-        "suspects": msgspec.to_builtins(facts.suspects),
+        "failures": msgspec.to_builtins(facts.failures),
+        "interruptions": msgspec.to_builtins(facts.interruptions),
     }

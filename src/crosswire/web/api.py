@@ -18,6 +18,7 @@ from crosswire.web.log import LOG_OPERATIONS
 from crosswire.web.messages import MESSAGE_OPERATIONS
 from crosswire.web.queues import QUEUE_OPERATIONS
 from crosswire.web.replication import REPLICATION_OPERATIONS
+from crosswire.web.report_page import REPORT_OPERATIONS
 from crosswire.web.schedules import SCHEDULE_OPERATIONS
 from crosswire.web.search import SEARCH_OPERATIONS
 from crosswire.web.services import SERVICE_OPERATIONS
@@ -53,6 +54,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *USER_OPERATIONS,
     *CONFIGURATION_OPERATIONS,
     *STORAGE_OPERATIONS,
+    *REPORT_OPERATIONS,
     *DAMAGE_OPERATIONS,
     *CHECKPOINT_OPERATIONS,
     *INGEST_OPERATIONS,

@@ -48,6 +48,8 @@ from crosswire.web.long_work import LongWork, QueueTotals
 from crosswire.web.numbers import check_numbers
 from crosswire.web.openapi import openapi
 from crosswire.web.replays import Replays
+from crosswire.web.report_page import report_route
+from crosswire.web.report_tickets import ReportTickets
 from crosswire.web.stream_slots import StreamSlots
 from crosswire.web.times import is_time
 
@@ -89,6 +91,7 @@ class App:
         self.replays = Replays()
         self._work = LongWork()
         self._streams = StreamSlots()
+        self._tickets = ReportTickets()
         self._large_bodies = BodySlots()
         self._uploads = BodySlots()
         self.analyses = HeldAnalyses(server)
@@ -99,6 +102,7 @@ class App:
             Route("/readyz", self._readyz, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
             *console_routes(),
+            report_route(server, self._tickets),
         ]
         handlers: dict[type[Exception], Callable[[Request, Exception], Response]] = {
             HTTPException: _http_failure,
@@ -167,6 +171,7 @@ class App:
             streams=self._streams,
             is_read=operation.on_standby,
             analyses=self.analyses,
+            tickets=self._tickets,
         )
         # What a request causes in the hub is part of a turn, like what peers cause.
         self.server.hub.turns.enter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, Literal
 
 import msgspec
@@ -77,6 +78,8 @@ class ConnectionsQuery(ListQuery, frozen=True, kw_only=True):
     """Only connections of this user; empty for peers without identity."""
     contains: str = ""
     """Only connections whose id, address or client contain this."""
+    state: Literal["", "congested"] = ""
+    """Only connections that read more slowly than the hub sends."""
     sort: Literal["id", "age", "received", "sent", "in", "out"] = "id"
     """By what the list is sorted: `received` and `sent` are bytes, `in` and `out` are rates."""
 
@@ -106,7 +109,7 @@ class ClosedConnectionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClosedConnectionPage(msgspec.Struct, frozen=True):
-    """A page of the last 1,000 connections that ended, the newest first."""
+    """A page of the last 1,000 connections that ended."""
 
     connections: list[ClosedConnectionRow]
     next: str
@@ -114,12 +117,15 @@ class ClosedConnectionPage(msgspec.Struct, frozen=True):
 
 
 class ClosedQuery(ListQuery, frozen=True, kw_only=True):
-    """A page of connections that ended."""
+    """A page of connections that ended, by default the last one first."""
 
     protocol: str = ""
     """Only connections of this protocol."""
     contains: str = ""
     """Only connections whose id, address, client or reason contain this."""
+    sort: Literal["ended", "lasted", "received", "sent"] = "ended"
+    """By what the list is sorted, the largest first: `lasted` is a time, `received` and `sent` are
+    bytes."""
 
 
 class Closed(msgspec.Struct, frozen=True):
@@ -144,6 +150,7 @@ async def list_connections(ask: OperationRequest) -> ConnectionPage:
             or (query.principal is not None and query.principal != gateway.principal)
             or not _may_see(ask, gateway.principal)
             or not any(query.contains in text for text in texts)
+            or (query.state == "congested" and not gateway.session.congested)
         ):
             return None
         return -_sort_value(ask, gateway, query.sort), gateway.id
@@ -231,11 +238,19 @@ async def list_closed_connections(ask: OperationRequest) -> ClosedConnectionPage
             or not any(query.contains in text for text in texts)
         ):
             return None
-        return -closed.ended, closed.id
+        return -_CLOSED_SORTS[query.sort](closed), closed.id
 
     async with ask.work.turn() as turn:
         page, following = await page_of(list(ask.server.context.closed), key, query, turn)
     return ClosedConnectionPage([_closed(ask, each) for each in page], following)
+
+
+_CLOSED_SORTS: Final[dict[str, Callable[[ClosedConnection], float]]] = {
+    "ended": lambda closed: closed.ended,
+    "lasted": lambda closed: closed.ended - closed.since,
+    "received": lambda closed: closed.received_bytes,
+    "sent": lambda closed: closed.sent_bytes,
+}
 
 
 def _closed(ask: OperationRequest, closed: ClosedConnection) -> ClosedConnectionRow:

@@ -37,6 +37,7 @@ from crosswire.server.server import Server
 from crosswire.web.held_analyses import HeldAnalyses
 from crosswire.web.long_work import LongWork
 from crosswire.web.replays import Replays
+from crosswire.web.report_tickets import ReportTickets
 from crosswire.web.stream_slots import StreamSlots
 
 __all__ = [
@@ -113,6 +114,7 @@ class OperationRequest:
         "replays",
         "server",
         "streams",
+        "tickets",
         "work",
     )
 
@@ -130,6 +132,7 @@ class OperationRequest:
         streams: StreamSlots | None = None,
         is_read: bool = False,
         analyses: HeldAnalyses | None = None,
+        tickets: ReportTickets | None = None,
     ) -> None:
         """`identify` finds the user of this request anew; without it, that never changes. With
         `is_read` a standby answers it, too."""
@@ -143,6 +146,7 @@ class OperationRequest:
         self.work = work or LongWork()
         self.streams = streams or StreamSlots()
         self.analyses = analyses or HeldAnalyses(server)
+        self.tickets = tickets or ReportTickets()
         self._identify = identify or (lambda: principal)
 
     @property

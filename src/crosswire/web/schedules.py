@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Final, Literal
 
@@ -19,6 +20,9 @@ from crosswire.web.state import Removed
 from crosswire.web.times import Moment, at_s
 
 __all__ = ["SCHEDULE_OPERATIONS"]
+
+_NEVER_S: Final = 1e15
+"""After every due time; infinity would not fit into a cursor."""
 
 Some = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_INTEGER)]
@@ -59,10 +63,14 @@ class ScheduleRows(msgspec.Struct, frozen=True):
 
 
 class SchedulesQuery(NameQuery, frozen=True, kw_only=True):
-    """A page of schedules."""
+    """A page of schedules, in order of ids; those that fire next, or fired most often, first."""
 
     destination: str = ""
     """Only schedules that send there."""
+    state: Literal["", "active", "paused"] = ""
+    """Only schedules that are paused, or that are not."""
+    sort: Literal["id", "due", "fired"] = "id"
+    """By what the list is sorted: `due` is the next fire time, paused ones come last."""
 
 
 class ScheduleChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -131,9 +139,10 @@ async def list_schedules(ask: OperationRequest) -> ScheduleRows:
             query.contains not in schedule.id
             or query.destination not in ("", schedule.envelope.destination)
             or not _is_visible(ask, schedule)
+            or (query.state and schedule.paused != (query.state == "paused"))
         ):
             return None
-        return 0.0, schedule.id
+        return _SORTS[query.sort](schedule), schedule.id
 
     async with ask.work.turn() as turn:
         page, following = await page_of(ask.hub.schedules.all(), key, query, turn)
@@ -142,6 +151,13 @@ async def list_schedules(ask: OperationRequest) -> ScheduleRows:
             rows.append(_row(ask, each, 1))
             await turn.pause()
     return ScheduleRows(rows, following)
+
+
+_SORTS: Final[dict[str, Callable[[Schedule], float]]] = {
+    "id": lambda _schedule: 0.0,
+    "due": lambda schedule: _NEVER_S if schedule.paused else schedule.next_due,
+    "fired": lambda schedule: -schedule.fired,
+}
 
 
 def show_schedule(ask: OperationRequest) -> ScheduleRow:

@@ -83,8 +83,10 @@ class LakeState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LakeFilesQuery(ListQuery, frozen=True, kw_only=True):
-    """A page of the lake's files, the newest first."""
+    """A page of the lake's files, by default the newest first."""
 
+    sort: Literal["newest", "size"] = "newest"
+    """By what the list is sorted: `size` begins with the largest."""
     table: LakeTable = ""
     """Only files of this table."""
     date: Annotated[str, msgspec.Meta(pattern=r"^(\d{4}-\d{2}-\d{2})?$")] = ""
@@ -242,10 +244,10 @@ def _file_size(path: Path) -> int:
 
 
 async def list_lake_files(ask: OperationRequest) -> LakeFilePage:
-    """A page of the lake's files, the newest first; listed on a thread."""
+    """A page of the lake's files; listed on a thread."""
     query: LakeFilesQuery = ask.query
-    lake = ask.server.lake_path
-    before: tuple[str] | None = read_cursor(query.cursor, tuple[str])
+    lake, log = ask.server.lake_path, _log(ask)
+    before: tuple[int, str] | None = read_cursor(query.cursor, tuple[int, str])
 
     def listed() -> LakeFilePage:
         files = [
@@ -253,13 +255,20 @@ async def list_lake_files(ask: OperationRequest) -> LakeFilePage:
             for file in (find(lake, (query.table,)) if query.table else find(lake))
             if query.date in ("", file.date)
         ]
-        named = sorted(((_file_key(file), file) for file in files), reverse=True)
-        page = [each for each in named if before is None or each[0] < before[0]]
+        named = []
+        for number, file in enumerate(files, 1):
+            # The sizes of all files are looked up only if they decide the order.
+            size_bytes = _file_size(file.path) if query.sort == "size" else 0
+            named.append(((size_bytes, _file_key(file)), file))
+            if not number % _PAUSE_EVERY:
+                log.pause(0.0)
+        named.sort(reverse=True)
+        page = [each for each in named if before is None or each[0] < before]
         shown = page[: query.limit]
-        following = cursor_of(shown[-1][0]) if len(page) > len(shown) else ""
+        following = cursor_of(*shown[-1][0]) if len(page) > len(shown) else ""
         return LakeFilePage([_file_row(file, lake) for _, file in shown], following)
 
-    return await _log(ask).in_thread(listed)
+    return await log.in_thread(listed)
 
 
 def _file_key(file: LakeFile) -> str:
@@ -349,7 +358,7 @@ STORAGE_OPERATIONS: Final = (
         tag="storage",
         method="GET",
         path="/v1/lake/files",
-        summary="The files of the lake, the newest first",
+        summary="The files of the lake",
         handler=list_lake_files,
         query=LakeFilesQuery,
         answer=LakeFilePage,

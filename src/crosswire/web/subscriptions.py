@@ -10,6 +10,7 @@ import msgspec
 
 from crosswire.envelope import MICROSECONDS, decode_at
 from crosswire.errors import InvalidEnvelope, RecordDamaged, UnknownMessage
+from crosswire.hub.ledger import Step
 from crosswire.hub.subscriptions import Subscription
 from crosswire.store.contract import View
 from crosswire.web.consumers import (
@@ -32,10 +33,11 @@ _MOST_TOPICS: Final = 1_000
 
 
 class SubscriptionsQuery(NameQuery, frozen=True, kw_only=True):
-    """A page of named subscriptions, in order of names; by lag the longest comes first."""
+    """A page of named subscriptions, in order of names; by a number the largest comes first."""
 
-    sort: Literal["name", "lag"] = "name"
-    """By what the list is sorted: `lag` is that in seconds."""
+    sort: Literal["name", "lag", "out", "consumers", "dead"] = "name"
+    """By what the list is sorted: `lag` is that in seconds, `out` a rate, `dead` the number of dead
+    letters."""
     topic: str = ""
     """Only subscriptions that get the messages of this topic."""
 
@@ -64,6 +66,8 @@ class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
     """Messages that consumers have and did not settle yet."""
     consumers: list[ConsumerRow]
     dead_letters: int
+    dead_letter_queue: str
+    """The name of the queue that the operations on dead letters take."""
     rates: FlowRates
     """What it delivers; `accepted` is always 0."""
     stopped: str = ""
@@ -122,9 +126,7 @@ async def list_subscriptions(ask: OperationRequest) -> SubscriptionPage:
             return None
         if not is_own_or_observed(ask, subscription.owner):
             return None
-        value = 0.0
-        if query.sort == "lag":
-            value = _age_s(ask, subscription.oldest_us())
+        value = _SORTS[query.sort](ask, subscription)
         return -value, f"{subscription.name}\0{subscription.owner}"
 
     async with ask.work.turn() as turn:
@@ -137,6 +139,34 @@ async def list_subscriptions(ask: OperationRequest) -> SubscriptionPage:
             rows.append(_row(ask, subscription, lag))
             await turn.pause()
     return SubscriptionPage(rows, following)
+
+
+def _delivery_rate(ask: OperationRequest, subscription: Subscription) -> float:
+    activity = ask.server.metrics.destinations.get(subscription.subscription)
+    return 0.0 if activity is None else activity.rate(ask.now(), Step.DELIVERED)
+
+
+_SORTS: Final[dict[str, Callable[[OperationRequest, Subscription], float]]] = {
+    "name": lambda _ask, _each: 0.0,
+    "lag": lambda ask, each: _age_s(ask, each.oldest_us()),
+    "out": _delivery_rate,
+    "consumers": lambda _ask, each: len(each.consumers),
+    "dead": lambda ask, each: ask.hub.depth(each.dead_letters)[0],
+}
+
+
+async def show_subscription(ask: OperationRequest) -> SubscriptionRow:
+    """A named subscription. Raises UnknownMessage, also for one of another user."""
+    query: SubscriptionOwner = ask.query
+    name = ask.path["name"]
+    owner = ask.principal if query.owner is None else query.owner
+    subscription = None
+    if is_own_or_observed(ask, owner):
+        subscription = ask.hub.subscriptions.get(name, owner)
+    if subscription is None:
+        raise UnknownMessage(f"there is no subscription {name!r}")
+    (lag,) = await _lags(ask, [subscription])
+    return _row(ask, subscription, lag)
 
 
 def _subscribed(ask: OperationRequest, topic: str) -> set[Subscription] | None:
@@ -168,6 +198,7 @@ def _row(ask: OperationRequest, subscription: Subscription, lag: _Lag) -> Subscr
         held=sum(len(each.held) for each in subscription.consumers),
         consumers=[consumer_row(each) for each in subscription.consumers],
         dead_letters=ask.hub.depth(subscription.dead_letters)[0],
+        dead_letter_queue=subscription.dead_letters.removeprefix("queue/").removesuffix("/dead"),
         rates=flow_of(ask, subscription.subscription),
         stopped=subscription.stopped,
     )
@@ -296,6 +327,17 @@ SUBSCRIPTION_OPERATIONS: Final = (
         answer=SubscriptionPage,
         needs="principal",
         on_standby=True,
+    ),
+    Operation(
+        name="show_subscription",
+        tag="topics",
+        method="GET",
+        path="/v1/subscriptions/{name:path}",
+        summary="A named subscription with its lag and consumers",
+        handler=show_subscription,
+        query=SubscriptionOwner,
+        answer=SubscriptionRow,
+        needs="principal",
     ),
     Operation(
         name="assign_subscription",

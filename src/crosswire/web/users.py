@@ -18,6 +18,13 @@ __all__ = ["USER_OPERATIONS"]
 HubRight = Literal["produce", "consume", "call", "serve", "observe", "replicate", "administer"]
 
 
+class UsersQuery(NameQuery, frozen=True, kw_only=True):
+    """A page of users. By default in order of names; by a number the largest comes first."""
+
+    sort: Literal["name", "connections"] = "name"
+    """By what the list is sorted."""
+
+
 class UserRow(msgspec.Struct, frozen=True, kw_only=True):
     """A user of the configuration, without secrets."""
 
@@ -76,13 +83,15 @@ class AccessDecision(msgspec.Struct, frozen=True, kw_only=True):
 
 async def list_users(ask: OperationRequest) -> UserPage:
     """A page of users: of all for administrators, oneself for others."""
-    query: NameQuery = ask.query
+    query: UsersQuery = ask.query
     access = ask.server.context.access
     connected = Counter(each.principal for each in ask.server.context.gateways.values())
 
     def key(user: User) -> SortKey | None:
         is_visible = ask.is_administrator or user.name == ask.principal
-        return (0.0, user.name) if is_visible and query.contains in user.name else None
+        if not is_visible or query.contains not in user.name:
+            return None
+        return -connected[user.name] if query.sort == "connections" else 0.0, user.name
 
     async with ask.work.turn() as turn:
         page, following = await page_of(access.users(), key, query, turn)
@@ -140,7 +149,7 @@ USER_OPERATIONS: Final = (
         path="/v1/users",
         summary="Users and their rights, without secrets: oneself, administrators see all",
         handler=list_users,
-        query=NameQuery,
+        query=UsersQuery,
         answer=UserPage,
         needs="principal",
     ),

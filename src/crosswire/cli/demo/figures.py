@@ -22,7 +22,7 @@ __all__ = ["print_figures"]
 
 _INDENT: Final = 3
 _MOST_ROWS: Final = 10
-_ENDINGS: Final = ("goodbye", "fin", "reset", "error", "open")
+_ENDINGS: Final = ("goodbye", "fin", "reset", "error", "killed", "open")
 _UNPROVEN: Final = ("uncertain", "not accepted", "withdrawn")
 
 
@@ -96,15 +96,15 @@ def _sessions(held: Sessions) -> None:
                 _or_none(row["violations"]),
             )
         )
-    titles = ("goodbye", "closed", "reset", "error", "no end")
+    titles = ("goodbye", "closed", "reset", "error", "killed", "open")
     head = ("protocol", ">sessions", ">connections", *(f">{each}" for each in titles))
-    without_end = sum(ends.get("open", 0) for ends in held.endings.values())
-    note = "no end: open when the hub was killed"
+    killed = sum(ends.get("killed", 0) for ends in held.endings.values())
+    note = "killed: open when the hub was killed"
     _print(
         "Sessions: and how they ended  (gold.sessions)",
         (*head, ">violations"),
         rows,
-        *([note] if without_end else []),
+        *([note] if killed else []),
     )
 
 

@@ -79,12 +79,10 @@ def accounting(facts: Facts) -> str:
     )
     body = (
         f'{verdict}<div class="bars">{made}</div><div class="legend tall">{keys}</div>'
-        f"{table(head, rows, 'In bytes.')}"
+        f"{table('Bytes by protocol and category', head, rows)}"
     )
     if found.worst:
-        body += "<h3>Directions with the most bytes that were not decoded</h3>" + _worst(
-            found.worst
-        )
+        body += _worst(found.worst)
     return body
 
 
@@ -106,7 +104,8 @@ def _worst(rows: list[Row]) -> str:
         )
         for row in rows
     )
-    return table((*head, *(f">{part}" for part in parts)), made)
+    caption = "Directions with the most bytes that were not decoded"
+    return table(caption, (*head, *(f">{part}" for part in parts)), made)
 
 
 def violations(facts: Facts) -> str:
@@ -140,9 +139,7 @@ def violations(facts: Facts) -> str:
         for row in found.examples
     )
     where = ("time", "connection", "direction", "protocol", ">at byte", ">bytes", "reason")
-    first = "The first" if found.total > len(found.examples) else "All of them"
-    return (
-        table(head, rows, and_more(found.more_reasons, "reason"))
-        + f"<h3>{first}</h3>"
-        + table(where, examples)
-    )
+    first = "The first violations" if found.total > len(found.examples) else "All violations"
+    return table(
+        "Violations by reason", head, rows, and_more(found.more_reasons, "reason")
+    ) + table(first, where, examples)

@@ -8,7 +8,9 @@ from typing import Final
 from crosswire.pipeline.report.cells import (
     all_is_well,
     bad,
+    host,
     lasting,
+    message_cell,
     number,
     peer_text_cell,
     protocol_cell,
@@ -55,7 +57,7 @@ def deliveries(facts: Facts) -> str:
     ]
     ends = bars(
         [
-            (escape(how), "s-good" if how in _ARRIVED else "s-open", number_, count(number_))
+            (escape(how), _OUTCOME_STYLES.get(how, "s-fair"), number_, count(number_))
             for how, number_ in found.outcomes.items()
         ]
     )
@@ -74,20 +76,25 @@ def deliveries(facts: Facts) -> str:
     )
     keys = legend((name, style) for name, style, _ in parts)
     body = f"{words}</p>{split_bar(parts)}{keys}<h3>How they ended</h3>{ends}"
-    body += table((*head, ">lost", ">doubled", ">late"), rows)
+    body += table("Deliveries by destination", (*head, ">lost", ">doubled", ">late"), rows)
     if not found.examples:
         return body + all_is_well("Nothing is late, lost or doubled.")
-    return body + "<h3>Late, lost or doubled</h3>" + _faulty(found.examples)
+    return body + _faulty(facts, found.examples)
 
 
-_ARRIVED: Final = ("settled", "answered", "delivered")
+_OUTCOME_STYLES: Final = {
+    **dict.fromkeys(("settled", "answered", "delivered"), "s-good"),
+    **dict.fromkeys(("waiting", "held", "unknown"), "s-open"),
+    **dict.fromkeys(("dead", "failed", "dropped", "damaged"), "s-bad"),
+}
 _FAULTS: Final = ("lost", "doubled", "late")
 
 
-def _faulty(rows: list[Row]) -> str:
-    head = ("fault", "destination", "protocol", "outcome", "detail", ">attempts", ">took")
+def _faulty(facts: Facts, rows: list[Row]) -> str:
+    head = (">id", "fault", "destination", "protocol", "outcome", "detail", ">attempts", ">took")
     made = (
         (
+            message_cell(facts, row["node"], row["message_id"]),
             f'<td class="bad">{", ".join(name for name in _FAULTS if row[name])}</td>',
             peer_text_cell(row["destination"]),
             protocol_cell(row["protocol"]),
@@ -96,12 +103,10 @@ def _faulty(rows: list[Row]) -> str:
             number(row["attempts"]),
             lasting(row["latency_us"]),
             when(row["time"]),
-            peer_text_cell(row["message_id"]),
-            peer_text_cell(row["node"]),
         )
         for row in rows
     )
-    return table((*head, "accepted", "id", "node"), made)
+    return table("Late, lost or doubled deliveries", (*head, "accepted"), made)
 
 
 _VERDICTS: Final = {
@@ -131,26 +136,25 @@ def reconciliation(facts: Facts) -> str:
         for name, directions in found.by_protocol.items()
     )
     head = ("protocol", *(f">{each}" for each in there))
-    body = f'{bar}<div class="legend tall">{keys}</div>{table(head, rows)}'
+    body = f'{bar}<div class="legend tall">{keys}</div>{table("Passages by verdict", head, rows)}'
     if not found.missing:
         return body + all_is_well("The wire and the hub agree.")
-    return body + "<h3>Where they differ</h3>" + _differing(found.examples)
+    return body + _differing(facts, found.examples)
 
 
-def _differing(rows: list[Row]) -> str:
-    head = ("verdict", "destination", "protocol", "kind", "way", "time", "id", "connection")
+def _differing(facts: Facts, rows: list[Row]) -> str:
+    head = (">id", "verdict", "destination", "protocol", "kind", "way", "time", "connection")
     made = (
         (
+            message_cell(facts, row["node"], row["message_id"]),
             f"<td>{escape(row['verdict'])}</td>",
             peer_text_cell(row["destination"]),
             protocol_cell(row["protocol"]),
             peer_text_cell(row["kind"]),
             peer_text_cell(row["way"]),
             when(row["time"]),
-            peer_text_cell(row["message_id"]),
-            peer_text_cell(row["connection"]),
-            peer_text_cell(row["node"]),
+            host(row["connection"]),
         )
         for row in rows
     )
-    return table((*head, "node"), made)
+    return table("Where wire and hub differ", head, made)

@@ -9,9 +9,8 @@ from crosswire.pipeline.report.cells import (
     all_is_well,
     and_more,
     bad,
-    host,
     lasting,
-    mark,
+    message_cell,
     number,
     peer_text_cell,
     protocol_cell,
@@ -104,6 +103,7 @@ def destinations(facts: Facts) -> str:
 
     head = ("destination", "protocol", ">messages", ">payload", ">errors")
     return table(
+        "Destinations, the busiest first",
         (*head, ">p50", ">p99", ">longest"),
         map(row, found.destinations),
         and_more(
@@ -124,7 +124,9 @@ def latency(facts: Facts) -> str:
     if sum(each is not None for each in found.over_time) > 1:
         plots.append(_latency_over_time(facts, found))
     counts = {protocol_name(name): (css_class(name), found.counts[name]) for name in names}
-    plots.append(distribution(counts, "Number of requests by response time"))
+    keys = legend((protocol_name(name), css_class(name)) for name in names)
+    shape = distribution(counts, "Number of requests by response time")
+    plots.append(f"<div>{shape}{keys}</div>")
 
     def row(first: str, each: LatencyRow) -> tuple[str, ...]:
         bounds = map(lasting, (each.p50, each.p90, each.p95, each.p99, each.longest))
@@ -134,8 +136,7 @@ def latency(facts: Facts) -> str:
     if len(rows) > 1:
         rows.append(row("<td><b>all</b></td>", found.all))
     head = ("protocol", ">answered requests", ">p50", ">p90", ">p95", ">p99", ">longest")
-    keys = legend((protocol_name(name), css_class(name)) for name in names)
-    return side_by_side(*plots) + keys + table(head, rows)
+    return side_by_side(*plots) + table("Response times by protocol", head, rows)
 
 
 def _round_size(number_: float) -> str:
@@ -174,9 +175,7 @@ def errors(facts: Facts) -> str:
             found.append((kind, row["protocol"], row["outcome"], row["count"]))
     if sessions is not None:
         for row in sessions.errors:
-            # EMP's error codes are numbers: alone, they would not look like an error.
-            error = f"error {row['error']}" if str(row["error"]).isdigit() else row["error"]
-            found.append(("end of session", row["protocol"], error, row["sessions"]))
+            found.append(("end of session", row["protocol"], row["error"], row["sessions"]))
     if violations is not None:
         kinds: dict[tuple[str | None, str], int] = {}
         for row in violations.reasons:
@@ -192,7 +191,7 @@ def errors(facts: Facts) -> str:
     body += bars(
         [
             (
-                f"{text(what)} <small>{kind}, {escape(protocol_name(protocol))}</small>",
+                f"{text(_error(what))} <small>{kind}, {escape(protocol_name(protocol))}</small>",
                 css_class(protocol),
                 value,
                 count(value),
@@ -214,8 +213,13 @@ def errors(facts: Facts) -> str:
             )
             for row in calls.troubled
         )
-        body += "<h3>Destinations with failed requests</h3>" + table(head, rows)
+        body += table("Destinations with failed requests", head, rows)
     return body
+
+
+def _error(what: str) -> str:
+    """Error codes of EMP and Epoxy are numbers: alone, they would not look like an error."""
+    return f"error {what}" if str(what).isdigit() else what
 
 
 def _outcome(facts: Facts) -> str:
@@ -238,19 +242,21 @@ def slowest(facts: Facts) -> str:
     """A table of the slowest conversations; empty if there are none."""
     if facts.calls is None or not facts.calls.slowest:
         return ""
-    head = (">took", "destination", "protocol", "outcome", "sent at", ">request", ">response")
+    head = (">took", ">id", "destination", "protocol", "outcome", "sent at", ">request")
     rows = (
         (
             lasting(row["latency_us"]),
+            message_cell(facts, row["node"], row["message_id"]),
             peer_text_cell(row["destination"]),
             protocol_cell(row["protocol"]),
             peer_text_cell(row["outcome"]),
             when(row["time"]),
             sized(row["request_bytes"]),
             sized(row["response_bytes"]),
-            host(row["connection"]),
-            mark(row["correlation"]),
+            f'<td class="peer-text">{text(row["connection"])}<br>'
+            f"<small>{text(row['correlation'])}</small></td>",
         )
         for row in facts.calls.slowest
     )
-    return table((*head, "connection", "correlation"), rows)
+    titles = (*head, ">response", "connection and correlation")
+    return table("Conversations, the slowest first", titles, rows)

@@ -6,7 +6,6 @@ from html import escape
 from typing import Final
 
 from crosswire.pipeline.report.cells import (
-    all_is_well,
     and_more,
     bad,
     host,
@@ -34,13 +33,14 @@ from crosswire.pipeline.report.plots import (
     split_bar,
 )
 
-__all__ = ["causes", "sessions", "topology"]
+__all__ = ["sessions", "topology"]
 
 _ENDINGS: Final = {
     "goodbye": ("goodbye", "s-good"),
     "fin": ("closed by TCP", "s-fair"),
     "open": ("still open", "s-open"),
-    "reset": ("reset", "s-bad"),
+    "killed": ("ended with the hub", "s-bad"),
+    "reset": ("reset", "s-fault"),
     "error": ("ended with an error", "s-worse"),
 }
 
@@ -65,7 +65,7 @@ def sessions(facts: Facts) -> str:
     )
     plots = [figure]
     if facts.clock is not None and facts.clock.count > 1 and any(found.open_at):
-        open_at = [PlotSeries("open sessions", "q-50", found.open_at)]
+        open_at = [PlotSeries("open sessions", "q-open", found.open_at)]
         plots.append(lines(facts.clock, open_at, amount, "Open sessions"))
     head = ("protocol", ">sessions", ">connections", ">messages", ">bytes", ">longest")
     more = (">slowest handshake", ">opened before the recording", ">gap bytes", ">violations")
@@ -84,15 +84,15 @@ def sessions(facts: Facts) -> str:
         )
         for row in found.by_protocol
     )
-    body = side_by_side(*plots) + table((*head, *more), rows)
+    body = side_by_side(*plots) + table("Sessions by protocol", (*head, *more), rows)
     if found.troubled:
         more_sessions = found.troubled_count - len(found.troubled)
         rest = and_more(more_sessions, "session with problems", "sessions with problems")
-        body += "<h3>Sessions with problems</h3>" + _session_table(found.troubled, rest)
-    return body + "<h3>Largest sessions</h3>" + _session_table(found.largest)
+        body += _session_table("Sessions with problems", found.troubled, rest)
+    return body + _session_table("The largest sessions", found.largest)
 
 
-def _session_table(rows: list[Row], note: str = "") -> str:
+def _session_table(caption: str, rows: list[Row], note: str = "") -> str:
     head = ("session", "protocol", "from", "to", "opened", ">lasted", ">messages", ">bytes")
     made = (
         (
@@ -110,7 +110,7 @@ def _session_table(rows: list[Row], note: str = "") -> str:
         )
         for row in rows
     )
-    return table((*head, ">gap bytes", ">violations", "end"), made, note)
+    return table(caption, (*head, ">gap bytes", ">violations", "end"), made, note)
 
 
 def _ending(row: Row) -> str:
@@ -139,26 +139,6 @@ def topology(facts: Facts) -> str:
         for row in found.edges
     )
     note = and_more(found.more_edges, "edge with fewer messages", "edges with fewer messages")
-    listing = f"<details><summary>As a table</summary>{table(head, rows, note)}</details>"
+    edges = table("Who talks to whom, by kind and destination", head, rows, note)
+    listing = f"<details><summary>As a table</summary>{edges}</details>"
     return keys + graph(found) + listing
-
-
-def causes(facts: Facts) -> str:
-    """Hosts and destinations that problems point to; empty without tables about them."""
-    if facts.calls is None and facts.violations is None and facts.deliveries is None:
-        return ""
-    if not facts.suspects:
-        return all_is_well("Nothing failed.")
-    head = ("cause", "type", "problem", "protocol", ">times", "more")
-    rows = (
-        (
-            peer_text_cell(each.party),
-            f"<td>{each.role}</td>",
-            f"<td>{each.charge}</td>",
-            protocol_cell(each.protocol),
-            number(each.count),
-            f'<td><a href="#{each.where}">details</a></td>',
-        )
-        for each in facts.suspects
-    )
-    return table(head, rows)

@@ -5,25 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from crosswire.pipeline.report.facts import Facts, MessageKey
 from crosswire.pipeline.report.formats import (
     count,
     css_class,
     duration,
     moment,
     protocol_name,
+    shell_word,
     size,
     text,
-    visible,
 )
 from crosswire.plurals import noun_for
 
 __all__ = [
     "all_is_well",
+    "anchor_of",
     "and_more",
     "bad",
+    "command",
+    "copy_button",
     "host",
     "lasting",
-    "mark",
+    "message_cell",
+    "message_link",
     "number",
     "peer_text_cell",
     "protocol_cell",
@@ -37,12 +42,6 @@ __all__ = [
 def peer_text_cell(words: object) -> str:
     """A cell of text that a peer may have chosen: escaped, and cut if it is long."""
     return f'<td class="peer-text">{text(words)}</td>'
-
-
-def mark(name: object) -> str:
-    """An identifier, seldom read: on one line, cut, and whole in its tooltip."""
-    whole = escape(visible("" if name is None else name)[:1000])
-    return f'<td class="mark" title="{whole}">{text(name)}</td>'
 
 
 def host(name: object) -> str:
@@ -87,8 +86,52 @@ def _cell(value: float | None, words: str, style: str = "") -> str:
     return f'<td class="n {style}" data-v="{-1 if value is None else value}">{escape(words)}</td>'
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
-    """A table: column titles (a leading > aligns right), rows of cells, and a note below."""
+def message_cell(facts: Facts, node: str | None, identifier: int | None) -> str:
+    """A cell of a message's id, which leads to its steps where the page has them."""
+    return f'<td class="n" data-v="{identifier or -1}">{message_link(facts, node, identifier)}</td>'
+
+
+def message_link(facts: Facts, node: str | None, identifier: int | None) -> str:
+    """A message's id: a link to its steps, or else with the command for them to copy."""
+    if identifier is None:
+        return text(None)
+    anchor = anchor_of(facts, (node, identifier))
+    if anchor:
+        return f'<a href="#{anchor}">{identifier}</a>'
+    return f"{identifier} {copy_button(f'crosswire trace {identifier}')}"
+
+
+def anchor_of(facts: Facts, key: MessageKey) -> str:
+    """The name of the element with a message's steps; empty if the page has none."""
+    if key not in facts.steps:
+        return ""
+    return f"message-{list(facts.steps).index(key) + 1}"
+
+
+def command(*words: str) -> str:
+    """A command to copy, as a shell reads it; the words may be text that a peer has chosen."""
+    line = " ".join(map(shell_word, words))
+    return f'<div class="command"><code>{escape(line)}</code>{copy_button(line)}</div>'
+
+
+def copy_button(line: str) -> str:
+    """A button that copies a line of printable text."""
+    shown = escape(line)
+    return (
+        f'<button type="button" class="copy" data-copy="{shown}" title="copy: {shown}" '
+        f'aria-label="copy: {shown}">copy</button>'
+    )
+
+
+def table(
+    caption: str,
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    note: str = "",
+    style: str = "",
+) -> str:
+    """A table: its caption in plain text, column titles (a leading > aligns right), rows of cells,
+    and a note below."""
     titles = "".join(
         f'<th class="{"n" if title.startswith(">") else ""}" scope="col">'
         f'<button type="button">{escape(title.lstrip(">"))}</button></th>'
@@ -96,9 +139,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") ->
     )
     body = "".join(f"<tr>{''.join(cells)}</tr>" for cells in rows)
     below = f'<p class="note">{note}</p>' if note else ""
+    name = escape(caption)
+    # A region that scrolls must be reachable with the keyboard.
     return (
-        f'<div class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>'
-        f"</div>{below}"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{name}">'
+        f'<table class="{style}"><caption>{name}</caption><thead><tr>{titles}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>{below}"
     )
 
 

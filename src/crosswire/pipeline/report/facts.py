@@ -14,11 +14,13 @@ __all__ = [
     "Calls",
     "Deliveries",
     "Facts",
+    "Failure",
+    "Interruption",
     "Latencies",
     "LatencyRow",
+    "MessageKey",
     "Reconciliation",
     "Sessions",
-    "Suspect",
     "TimeBuckets",
     "Topology",
     "Traffic",
@@ -27,18 +29,40 @@ __all__ = [
 
 Row = dict[str, Any]
 
+MessageKey = tuple[str | None, int]
+"""A message on the page: the node, and its id there."""
+
 MISSING: Final = (MISSING_ON_WIRE, MISSING_IN_LEDGER)
 """The verdicts of gold.reconciliation that are faults: nothing explains the difference."""
 
 
+class Interruption(msgspec.Struct, frozen=True):
+    """A time in which the hub was not there (`killed`, `restarted`) or something was not recorded
+    (`gap`: bytes; `missing records`: rows of the hub's ledger).
+
+    `end_us` is None where it is not known, `node` where it holds for all. `sessions` were open when
+    the hub was killed; `reason` is text of the tables.
+    """
+
+    kind: str
+    node: str | None
+    start_us: int
+    end_us: int | None
+    sessions: int
+    bytes: int
+    reason: str | None
+
+
 class TimeBuckets(msgspec.Struct, frozen=True):
-    """Equal intervals of time, from the first message or session to the last."""
+    """Equal intervals of time, from the first message or session to the last; `interruptions` are
+    marked in every plot."""
 
     first_us: int
     last_us: int
     start_us: int
     width_us: int
     count: int
+    interruptions: tuple[Interruption, ...] = ()
 
 
 class Traffic(msgspec.Struct, frozen=True):
@@ -95,13 +119,15 @@ class Latencies(msgspec.Struct, frozen=True):
 
 
 class Calls(msgspec.Struct, frozen=True):
-    """Requests and their outcomes."""
+    """Requests and their outcomes. `failures`: by protocol, destination and outcome; `slowest` has
+    each conversation once, with `message_id` where it is known."""
 
     answered: int
     failed: int
     unanswered: int
     waiting: int
     outcomes: list[Row]
+    failures: list[Row]
     troubled: list[Row]
     slowest: list[Row]
 
@@ -153,7 +179,7 @@ class Accounts(msgspec.Struct, frozen=True):
 
 
 class Violations(msgspec.Struct, frozen=True):
-    """`reasons` are counted, `examples` are the first violations, `hosts` the senders."""
+    """`reasons` are counted, `examples` are the first violations, `hosts` the senders by reason."""
 
     total: int
     reasons: list[Row]
@@ -197,15 +223,26 @@ class Reconciliation(msgspec.Struct, frozen=True):
         return sum(self.verdicts.get(verdict, 0) for verdict in MISSING)
 
 
-class Suspect(msgspec.Struct, frozen=True):
-    """A host or destination that problems point to; `where` is the section with the details."""
+class Failure(msgspec.Struct, frozen=True):
+    """Failures of one kind and cause at one destination, or of one peer.
 
+    `party` is the destination, or the peer's address; `name` is what `crosswire dead` calls the
+    queue or subscription of dead letters. `message_id` is the newest message, `letter_id` its dead
+    letter. `where` is the section with the details.
+    """
+
+    kind: str
     party: str | None
-    role: str
-    charge: str
-    count: int
     protocol: str | None
+    cause: str | None
+    count: int
     where: str
+    first_us: int | None = None
+    last_us: int | None = None
+    node: str | None = None
+    message_id: int | None = None
+    letter_id: int | None = None
+    name: str | None = None
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -222,5 +259,8 @@ class Facts(msgspec.Struct, frozen=True):
     violations: Violations | None
     deliveries: Deliveries | None
     reconciliation: Reconciliation | None
-    suspects: list[Suspect]
+    failures: list[Failure]
+    interruptions: list[Interruption]
+    steps: dict[MessageKey, list[Row]]
+    """Steps of the messages that the page names, in order, from gold.steps."""
     damaged_payloads: int | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 from html import escape
+from shlex import quote
 from typing import Final
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "moment",
     "protocol_name",
     "share",
+    "shell_word",
     "size",
     "text",
     "visible",
@@ -46,6 +48,26 @@ def css_class(protocol: str | None) -> str:
 def visible(value: object) -> str:
     """Text with control characters and marks of writing direction shown as escapes."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in str(value))
+
+
+def shell_word(word: str) -> str:
+    """A word as a shell reads it, in printable characters only.
+
+    Names may have control characters and marks of writing direction. Bash and zsh read these as
+    escapes in $'…', and the line shows what it does.
+    """
+    if word.isprintable():
+        return quote(word)
+    made = []
+    for c in word:
+        if c in "\\'":
+            made.append(f"\\{c}")
+        elif c.isprintable():
+            made.append(c)
+        else:
+            # \U takes up to eight digits: with fewer, a following digit would belong to it.
+            made.append(f"\\U{ord(c):08x}")
+    return f"$'{''.join(made)}'"
 
 
 def text(value: object) -> str:

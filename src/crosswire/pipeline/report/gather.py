@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -14,14 +16,17 @@ from crosswire.pipeline.report.facts import (
     Calls,
     Deliveries,
     Facts,
+    Failure,
+    MessageKey,
     Reconciliation,
     Sessions,
-    Suspect,
     TimeBuckets,
     Topology,
     Violations,
 )
+from crosswire.pipeline.report.failures import failures, message_ids, steps_of
 from crosswire.pipeline.report.histogram import buckets_of
+from crosswire.pipeline.report.interruptions import HubRuns, interruptions
 from crosswire.pipeline.report.over_time import (
     LatencyHistogram,
     clock_of,
@@ -37,19 +42,27 @@ from crosswire.pipeline.tables.names import ACCOUNT_PARTS, UNANSWERED
 __all__ = ["gather"]
 
 _EXAMPLES: Final = 25
+_CANDIDATES: Final = 4 * _EXAMPLES
 _GROUPS: Final = 40
+_NUMBERS: Final = re.compile(r"\d+")
 _BROKEN_CONNECTIONS: Final = 10_000
-_SUSPECTS: Final = 8
 
 
 def gather(tables: ReportTables) -> Facts:
     """The figures of all tables that exist. Raises InvalidInput for tables that can't be read."""
     clock = clock_of(tables)
-    sessions = _sessions(tables, clock) if tables.has("gold.sessions") else None
+    runs = HubRuns(tables)
+    sessions = _sessions(tables, clock, runs) if tables.has("gold.sessions") else None
+    accounts = _accounts(tables) if tables.has("gold.accounting") else None
+    interrupted = interruptions(tables, clock, runs, accounts.total("gaps") if accounts else 0)
+    if clock is not None:
+        clock = msgspec.structs.replace(clock, interruptions=tuple(interrupted))
     calls = _calls(tables) if tables.has("gold.conversations") else None
     violations = _violations(tables) if tables.has("silver.violations") else None
     deliveries = _deliveries(tables) if tables.has("gold.deliveries") else None
+    reconciliation = _reconciliation(tables) if tables.has("gold.reconciliation") else None
     traffic_facts = traffic(tables, clock) if clock else None
+    failed = failures(tables, calls, violations)
     return Facts(
         tables={name: tables.count(name) for name in tables.names},
         clock=clock,
@@ -60,13 +73,33 @@ def gather(tables: ReportTables) -> Facts:
         calls=calls,
         sessions=sessions,
         topology=_topology(tables, sessions) if tables.has("gold.topology") else None,
-        accounts=_accounts(tables) if tables.has("gold.accounting") else None,
+        accounts=accounts,
         violations=violations,
         deliveries=deliveries,
-        reconciliation=_reconciliation(tables) if tables.has("gold.reconciliation") else None,
-        suspects=_suspects(calls, violations, deliveries),
+        reconciliation=reconciliation,
+        failures=failed,
+        interruptions=interrupted,
+        steps=steps_of(tables, _messages_named(failed, calls, deliveries, reconciliation)),
         damaged_payloads=_damaged(tables),
     )
+
+
+def _messages_named(
+    failed: list[Failure],
+    calls: Calls | None,
+    deliveries: Deliveries | None,
+    reconciliation: Reconciliation | None,
+) -> list[MessageKey]:
+    """The messages whose ids the page shows, in the order of its sections."""
+    keys = [(each.node, each.message_id) for each in failed]
+    keys += [(each.node, each.letter_id) for each in failed]
+    for rows in (
+        calls.slowest if calls else [],
+        deliveries.examples if deliveries else [],
+        reconciliation.examples if reconciliation else [],
+    ):
+        keys += [(row["node"], row["message_id"]) for row in rows]
+    return [(node, identifier) for node, identifier in keys if identifier is not None]
 
 
 def _with(batch: pa.RecordBatch, **columns: Any) -> pa.RecordBatch:
@@ -88,10 +121,14 @@ def _number(condition: Any) -> Any:
 
 def _calls(tables: ReportTables) -> Calls:
     outcomes = Tally(("protocol", "outcome"), ("count",))
+    causes = Tally(
+        ("protocol", "destination", "outcome"), ("count",), most=("last",), least=("first",)
+    )
     troubled = Tally(("protocol", "destination"), ("trouble", "failed", "unanswered", "calls"))
-    slowest = Highest(_EXAMPLES, ("latency_us", "descending"), ("time", "ascending"))
+    slowest = Highest(_CANDIDATES, ("latency_us", "descending"), ("time", "ascending"))
     columns = ("protocol", "destination", "outcome", "latency_us", "time", "answered", "leg")
-    more = ("node", "connection", "direction", "correlation", "request_bytes", "response_bytes")
+    sizes = ("request_offset", "request_bytes", "response_bytes")
+    more = ("node", "connection", "direction", "correlation", *sizes)
     for batch in of_leg(tables.scan("gold.conversations", *columns, *more), leg_shown(tables)):
         outcome = batch["outcome"]
         unanswered = _number(pc.equal(outcome, UNANSWERED))
@@ -103,9 +140,12 @@ def _calls(tables: ReportTables) -> Calls:
             unanswered=unanswered,
             trouble=trouble,
             failed=pc.subtract(trouble, unanswered),
+            first=batch["time"],
+            last=batch["time"],
         )
         outcomes.add(counted)
         troubled.add(counted)
+        causes.add(counted.filter(pc.equal(trouble, 1)))
         slowest.add(batch.filter(pc.is_valid(batch["answered"])))
     found = outcomes.rows()
     unanswered_count = _sum(found, UNANSWERED)
@@ -117,9 +157,26 @@ def _calls(tables: ReportTables) -> Calls:
         unanswered=unanswered_count,
         waiting=tables.count("open.conversations"),
         outcomes=[row for row in found if row["outcome"] != "success"][:_GROUPS],
+        failures=causes.rows(_GROUPS),
         troubled=[row for row in troubled.rows(_EXAMPLES) if row["trouble"]],
-        slowest=slowest.rows(),
+        slowest=_each_once(tables, slowest.rows())[:_EXAMPLES],
     )
+
+
+def _each_once(tables: ReportTables, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Conversations with `message_id`, each of them once: the wire has one several times where a
+    request was delivered again, or was sent again over another connection of a link."""
+    ids = message_ids(tables, rows)
+    found: dict[object, dict[str, Any]] = {}
+    for index, row in enumerate(rows):
+        row["message_id"] = identifier = ids.get(index)
+        key: object = (row["node"], identifier)
+        if identifier is None:
+            name = "correlation" if row["correlation"] else "request_offset"
+            key = (row["node"], row["connection"], row["direction"], name, row[name])
+        # The rows are in order: the first one is the slowest.
+        found.setdefault(key, row)
+    return list(found.values())
 
 
 def _sum(rows: list[dict[str, Any]], outcome: str) -> int:
@@ -129,7 +186,7 @@ def _sum(rows: list[dict[str, Any]], outcome: str) -> int:
 # Sessions.
 
 
-def _sessions(tables: ReportTables, clock: TimeBuckets | None) -> Sessions:
+def _sessions(tables: ReportTables, clock: TimeBuckets | None, runs: HubRuns) -> Sessions:
     by_protocol = Tally(
         ("protocol",),
         ("sessions", "connections", "late", "messages", "bytes", "gap_bytes", "violations"),
@@ -145,7 +202,7 @@ def _sessions(tables: ReportTables, clock: TimeBuckets | None) -> Sessions:
     troubled_count = 0
     for table in ("gold.sessions", "open.sessions"):
         for batch in tables.scan(table, *_SESSION_COLUMNS):
-            rows = _measured(batch)
+            rows = _measured(runs.with_ends(batch))
             for tally in (by_protocol, endings, acceptors):
                 tally.add(rows)
             largest.add(rows)
@@ -175,7 +232,9 @@ def _sessions(tables: ReportTables, clock: TimeBuckets | None) -> Sessions:
 
 
 _SESSION_COLUMNS: Final = (
+    "node",
     "session",
+    "last_connection",
     "protocol",
     "connections",
     "connector_address",
@@ -297,13 +356,17 @@ def _accounts(tables: ReportTables) -> Accounts:
 def _violations(tables: ReportTables) -> Violations:
     reasons = Tally(("protocol", "error", "reason"), ("count", "length"))
     senders = Tally(
-        ("node", "connection", "direction", "protocol"), ("count",), limit=_BROKEN_CONNECTIONS
+        ("node", "connection", "direction", "protocol", "reason"),
+        ("count",),
+        most=("last",),
+        least=("first",),
+        limit=_BROKEN_CONNECTIONS,
     )
     first = Highest(_EXAMPLES, ("time", "ascending"), ("byte_offset", "ascending"))
     destination = ("node", "connection", "direction", "protocol", "byte_offset", "length", "time")
     total = 0
     for batch in tables.scan("silver.violations", *destination, "error", "reason"):
-        counted = _with(batch, count=_ones(batch))
+        counted = _with(batch, count=_ones(batch), first=batch["time"], last=batch["time"])
         reasons.add(counted)
         senders.add(counted)
         first.add(batch)
@@ -318,28 +381,32 @@ def _violations(tables: ReportTables) -> Violations:
 
 
 def _hosts(tables: ReportTables, senders: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The hosts that sent violations: their addresses are in silver.directions."""
+    """The hosts that sent violations, by reason: their addresses are in silver.directions."""
     if not senders:
         return []
-    counts = {(row["node"], row["connection"], row["direction"]): row for row in senders}
+    sent: defaultdict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
+    for row in senders:
+        sent[row["node"], row["connection"], row["direction"]].append(row)
     names = pa.array({row["connection"] for row in senders}, pa.string())
-    hosts: Counter[tuple[str | None, str | None]] = Counter()
+    hosts: dict[tuple[Any, ...], dict[str, Any]] = {}
     columns = ("node", "connection", "direction", "connector_address", "acceptor_address")
     broken = pc.is_in(pc.field("connection"), names)
     for batch in tables.scan("silver.directions", *columns, "acceptor_port", where=broken):
         for row in batch.to_pylist():
-            sender = counts.get((row["node"], row["connection"], row["direction"]))
-            if sender is None:
-                continue
-            forward = row["direction"] == "forward"
             listener = f"{row['acceptor_address']}:{row['acceptor_port']}"
-            hosts[row["connector_address"] if forward else listener, sender["protocol"]] += sender[
-                "count"
-            ]
-    return [
-        {"host": host, "protocol": protocol, "count": number}
-        for (host, protocol), number in hosts.most_common(_EXAMPLES)
-    ]
+            host = row["connector_address"] if row["direction"] == "forward" else listener
+            for each in sent.get((row["node"], row["connection"], row["direction"]), ()):
+                # One rule is one cause, whatever the numbers in the reason are.
+                rule = _NUMBERS.sub("…", each["reason"])
+                entry = hosts.setdefault(
+                    (host, each["protocol"], rule), {**each, "host": host, "count": 0}
+                )
+                entry["count"] += each["count"]
+                entry["first"] = min(entry["first"], each["first"])
+                entry["last"] = max(entry["last"], each["last"])
+                if entry["reason"] != each["reason"]:
+                    entry["reason"] = rule
+    return sorted(hosts.values(), key=lambda row: -row["count"])[:_EXAMPLES]
 
 
 def _damaged(tables: ReportTables) -> int | None:
@@ -447,31 +514,3 @@ def _reconciliation(tables: ReportTables) -> Reconciliation:
         verdicts[row["verdict"]] += row["count"]
         by_protocol[row["protocol"]][row["verdict"]] = row["count"]
     return Reconciliation(dict(verdicts), dict(by_protocol), examples.rows())
-
-
-# Likely causes.
-
-
-def _suspects(
-    calls: Calls | None, violations: Violations | None, deliveries: Deliveries | None
-) -> list[Suspect]:
-    """Hosts and destinations that problems point to, the most serious problem first."""
-    found: list[Suspect] = []
-    destinations = deliveries.destinations if deliveries else []
-    requests = calls.troubled if calls else []
-    hosts = violations.hosts if violations else []
-
-    def add(rows: list[Any], name: str, role: str, charge: str, column: str, where: str) -> None:
-        worst = sorted((row for row in rows if row[column]), key=lambda row: -row[column])
-        found.extend(
-            Suspect(row[name], role, charge, row[column], row["protocol"], where)
-            for row in worst[:_SUSPECTS]
-        )
-
-    add(destinations, "destination", "destination", "lost deliveries", "lost", "deliveries")
-    add(hosts, "host", "peer", "broke the protocol", "count", "violations")
-    add(requests, "destination", "destination", "left unanswered", "unanswered", "errors")
-    add(requests, "destination", "destination", "answered with an error", "failed", "errors")
-    add(destinations, "destination", "destination", "doubled deliveries", "doubled", "deliveries")
-    add(destinations, "destination", "destination", "late deliveries", "late", "deliveries")
-    return found

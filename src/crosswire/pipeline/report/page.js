@@ -33,6 +33,34 @@
     });
   }
 
+  // Copying. Without the clipboard's interface (a page that is not served securely has none) the
+  // text is selected instead, for the keyboard.
+  for (const button of document.querySelectorAll(".copy")) {
+    button.addEventListener("click", async () => {
+      let done = "copied";
+      try {
+        await navigator.clipboard.writeText(button.dataset.copy);
+      } catch {
+        const code = button.previousElementSibling;
+        if (code) getSelection().selectAllChildren(code);
+        done = code && document.execCommand("copy") ? "copied" : "selected";
+      }
+      button.textContent = done;
+      setTimeout(() => { button.textContent = "copy"; }, 1500);
+    });
+  }
+
+  // A link to a message opens its steps.
+  const unfold = () => {
+    const target = location.hash && document.getElementById(location.hash.slice(1));
+    if (target instanceof HTMLDetailsElement) {
+      target.open = true;
+      target.scrollIntoView();
+    }
+  };
+  addEventListener("hashchange", unfold);
+  unfold();
+
   // Tooltips.
   const tip = document.getElementById("tip");
   document.addEventListener("pointermove", (event) => {
@@ -69,6 +97,6 @@
 
   // On paper nothing can be unfolded.
   addEventListener("beforeprint", () => {
-    for (const each of document.querySelectorAll("details")) each.open = true;
+    for (const each of document.querySelectorAll("details:not(.message)")) each.open = true;
   });
 })();

@@ -9,10 +9,10 @@ from importlib.resources import files
 from typing import Final
 
 from crosswire import __version__
-from crosswire.pipeline.report.facts import Facts, Suspect
+from crosswire.pipeline.report.about_failures import FAILURE_WORDS
+from crosswire.pipeline.report.facts import Facts, Failure
 from crosswire.pipeline.report.formats import (
     amount,
-    count,
     duration,
     moment,
     protocol_name,
@@ -31,6 +31,7 @@ _WORDS: Final = {
     "conversation": "a request together with its response",
     "session": "a connection from its opening to its end; a Relink link is one session, over all "
     "of its connections",
+    "dead letter": "a message that could not be delivered, kept until it is replayed or deleted",
     "frame": "the unit in which a protocol packs bytes; a message is made of one or more",
     "violation": "bytes that the rules of their protocol do not allow",
     "gap": "bytes that were sent but are missing from the recording",
@@ -94,12 +95,11 @@ def _head(facts: Facts, source: str) -> str:
 
 
 def _cards(facts: Facts) -> str:
-    lost_in = "deliveries" if facts.deliveries else "errors"
     cards = (
+        _card("What was lost or failed?", "failures", *_lost(facts)),
+        _card("What are the causes?", "failures", *_causes(facts)),
         _card("How much traffic?", "traffic", *_summary_text(facts)),
         _card("How long did it take?", "latency", *_took(facts)),
-        _card("What was lost or failed?", lost_in, *_lost(facts)),
-        _card("What are the causes?", "causes", *_causes(facts)),
     )
     return f'<div class="cards">{"".join(cards)}</div>'
 
@@ -149,7 +149,9 @@ def _took(facts: Facts) -> tuple[str, str, list[str]]:
 def _lost(facts: Facts) -> tuple[str, str, list[str]]:
     faults: list[tuple[int, str]] = []
     if (sent := facts.deliveries) is not None:
+        dead = sent.outcomes.get("dead", 0)
         faults += [
+            (dead, plural(dead, "dead letter")),
             (sent.lost, plural(sent.lost, "lost delivery", "lost deliveries")),
             (sent.doubled, plural(sent.doubled, "doubled delivery", "doubled deliveries")),
             (sent.late, plural(sent.late, "late delivery", "late deliveries")),
@@ -179,6 +181,8 @@ def _lost(facts: Facts) -> tuple[str, str, list[str]]:
         faults.append((gaps, f"{size(gaps)} missing from the recording"))
     if not faults:
         return "", "unknown", ["The tables for this do not exist."]
+    if killed := sum(each.kind == "killed" for each in facts.interruptions):
+        faults.insert(1, (killed, f"{plural(killed, 'kill')} of the hub"))
     grave = [words for number, words in faults if number]
     if not grave:
         return (
@@ -191,19 +195,19 @@ def _lost(facts: Facts) -> tuple[str, str, list[str]]:
 
 
 def _causes(facts: Facts) -> tuple[str, str, list[str]]:
-    if not facts.suspects:
+    if not facts.failures:
         if facts.calls is None and facts.violations is None:
             return "", "unknown", ["The tables for this do not exist."]
         return "good", "none", ["No request failed, and no protocol was violated."]
-    # The first of each problem: the most serious ones come first.
-    firsts: dict[str, Suspect] = {}
-    for suspect in facts.suspects:
-        firsts.setdefault(suspect.charge, suspect)
+    # The first of each kind: the most serious ones come first.
+    firsts: dict[str, Failure] = {}
+    for failure in facts.failures:
+        firsts.setdefault(failure.kind, failure)
     lines = [
-        f"<b>{text(each.party)}</b>: {each.charge}, {count(each.count)}&nbsp;×"
+        f"<b>{text(each.party)}</b>: {plural(each.count, *FAILURE_WORDS[each.kind])}"
         for each in firsts.values()
     ]
-    return "warn", _big(len({each.party for each in facts.suspects}), "likely cause"), lines[:4]
+    return "warn", _big(len(facts.failures), "cause"), lines[:4]
 
 
 # The end.

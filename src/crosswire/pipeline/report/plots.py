@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from crosswire.envelope import MICROSECONDS
-from crosswire.pipeline.report.facts import TimeBuckets
+from crosswire.pipeline.report.facts import Interruption, TimeBuckets
 from crosswire.pipeline.report.formats import amount, brief, count, duration, moment, share, visible
 from crosswire.pipeline.report.histogram import highest_of, lowest_of
 
@@ -20,7 +20,7 @@ _WIDTH: Final = 600
 _HEIGHT: Final = 210
 _LEFT: Final = 62
 _RIGHT: Final = 12
-_TOP: Final = 12
+_TOP: Final = 14
 _BOTTOM: Final = 30
 _INNER_WIDTH: Final = _WIDTH - _LEFT - _RIGHT
 _INNER_HEIGHT: Final = _HEIGHT - _TOP - _BOTTOM
@@ -75,6 +75,7 @@ def columns(
             bottom += height
     named = [(each.name, each.values) for each in series]
     parts.append(_targets(clock, named, formatted, totals if len(series) > 1 else None))
+    parts.append(_interruptions(clock))
     return _svg(parts, title)
 
 
@@ -115,6 +116,7 @@ def lines(
                 parts.append(f'<polyline class="line {each.style}" points="{" ".join(run)}"/>')
             run = []
     parts.append(_targets(clock, [(each.name, each.values) for each in series], formatted, None))
+    parts.append(_interruptions(clock))
     return _svg(parts, title)
 
 
@@ -183,6 +185,59 @@ def split_bar(parts: Sequence[tuple[str, str, float]], formatted: Format = count
         if value
     ]
     return f'<div class="split">{"".join(made)}</div>'
+
+
+# Kills and gaps.
+
+_LABELS: Final = {
+    "killed": "hub killed",
+    "restarted": "restart",
+    "gap": "gap",
+    "missing records": "no records",
+}
+_LABEL_WIDTH: Final = 64
+
+
+def _interruptions(clock: TimeBuckets) -> str:
+    """Bands over the times in which the hub was not there, or something was not recorded."""
+    made = []
+    # Labels that would overlap are left out; the tooltips are always there.
+    labelled = -_LABEL_WIDTH
+    for each in clock.interruptions:
+        left, right = (
+            _LEFT + _INNER_WIDTH * min(max(_position(clock, time_us), 0), 1)
+            for time_us in (each.start_us, each.end_us or each.start_us)
+        )
+        style = each.kind.replace(" ", "-")
+        width = max(right - left, 2)
+        made.append(
+            f'<rect class="cut {style}" x="{left:.1f}" y="{_TOP}" width="{width:.1f}" '
+            f'height="{_INNER_HEIGHT}" data-tip="{escape(_described(each))}"/>'
+        )
+        if left - labelled >= _LABEL_WIDTH:
+            end = left > _WIDTH - _LABEL_WIDTH
+            anchor = "end" if end else "start"
+            made.append(
+                f'<text class="cut-label {style}" x="{left + (width if end else 0):.1f}" '
+                f'y="{_TOP - 3}" text-anchor="{anchor}">{_LABELS[each.kind]}</text>'
+            )
+            labelled = int(left)
+    return "".join(made)
+
+
+def _position(clock: TimeBuckets, time_us: int) -> float:
+    return (time_us - clock.start_us) / (clock.width_us * clock.count)
+
+
+def _described(each: Interruption) -> str:
+    lines_of_text = [_LABELS[each.kind], moment(each.start_us, "%Y-%m-%d %H:%M:%S.%f")]
+    if each.end_us is not None:
+        lines_of_text.append(f"for {brief(duration(each.end_us - each.start_us))}")
+    if each.bytes:
+        lines_of_text.append(f"{count(each.bytes)} bytes were not recorded")
+    if each.reason:
+        lines_of_text.append(visible(each.reason))
+    return "\n".join(lines_of_text)
 
 
 # Axes and frames.

@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from crosswire.pipeline.report.about_bytes import accounting, violations
+from crosswire.pipeline.report.about_failures import failures, messages
 from crosswire.pipeline.report.about_hub import deliveries, reconciliation
 from crosswire.pipeline.report.about_messages import (
     destinations,
@@ -16,7 +17,7 @@ from crosswire.pipeline.report.about_messages import (
     slowest,
     traffic,
 )
-from crosswire.pipeline.report.about_peers import causes, sessions, topology
+from crosswire.pipeline.report.about_peers import sessions, topology
 from crosswire.pipeline.report.facts import Facts
 
 __all__ = ["SECTIONS", "Section"]
@@ -32,6 +33,15 @@ class Section(msgspec.Struct, frozen=True):
 
 
 SECTIONS: Final = (
+    Section(
+        "failures",
+        "Failures",
+        "Dead letters first, then what was lost, failed or was late, by cause. A destination is "
+        "listed for what happened there: look at the program that serves it. A peer is listed for "
+        "bytes that violate its protocol. The commands work against the hub that recorded the "
+        "traffic, from a terminal that knows its address.",
+        failures,
+    ),
     Section(
         "traffic",
         "Traffic over time",
@@ -65,18 +75,11 @@ SECTIONS: Final = (
         errors,
     ),
     Section(
-        "causes",
-        "Likely causes",
-        "Hosts and destinations that the problems point to. A peer that violated the protocol is "
-        "named by its address; for a destination that fails or does not answer, look at the "
-        "program that serves it. Gaps are faults of the recording, not of a peer.",
-        causes,
-    ),
-    Section(
         "slowest",
         "Slowest conversations",
-        "The requests that waited longest for their response. To find them in the tables "
-        "gold.conversations and silver.frames, search for connection and correlation.",
+        "The requests that waited longest for their response, each once. The id leads to the "
+        "message's steps; in the tables gold.conversations and silver.frames, search for "
+        "connection and correlation.",
         slowest,
     ),
     Section(
@@ -121,5 +124,11 @@ SECTIONS: Final = (
         "Protocol violations",
         "Bytes that the rules of their protocol do not allow: the reason, and where they are.",
         violations,
+    ),
+    Section(
+        "messages",
+        "Messages",
+        "Every step of the messages that are named above, as the hub recorded them.",
+        messages,
     ),
 )

@@ -115,7 +115,8 @@ def _in_a_line(error: Exception) -> str:
 
 
 class Tally:
-    """Sums (and maxima, `most`) per key, of at most `limit` keys: those with the highest first sum.
+    """Sums (maxima: `most`, minima: `least`) per key, of at most `limit` keys: those with the
+    highest first sum.
 
     `others` counts the keys that were dropped. A key that was dropped and comes again starts from
     0, so sums may then be a little too low, never too high.
@@ -127,11 +128,16 @@ class Tally:
         sums: Sequence[str],
         *,
         most: Sequence[str] = (),
+        least: Sequence[str] = (),
         limit: int = _MOST_KEYS,
     ) -> None:
         self._keys = list(keys)
-        self._columns = [*keys, *sums, *most]
-        self._how = [*((name, "sum") for name in sums), *((name, "max") for name in most)]
+        self._columns = [*keys, *sums, *most, *least]
+        self._how = [
+            *((name, "sum") for name in sums),
+            *((name, "max") for name in most),
+            *((name, "min") for name in least),
+        ]
         self._order: Order = [(sums[0], "descending"), *((key, "ascending") for key in keys)]
         self._limit = limit
         self._parts: list[pa.Table] = []

@@ -64,6 +64,12 @@ export function emptyState(title, ...children) {
     el("div", {}, children));
 }
 
+/** A figure with its label and a note; `link` leads to more, `kind`: warn or bad. */
+export function tile(label, value, note = "", link = null, kind = "") {
+  return el(link ? "a" : "div", { class: `tile ${kind}`, href: link }, el("span", { class: "tile-label" }, label),
+    el("span", { class: "tile-value" }, value), el("span", { class: "tile-note" }, note));
+}
+
 let lastId = 0;
 
 /** A new id for an element that another refers to. */

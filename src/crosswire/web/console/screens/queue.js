@@ -2,7 +2,7 @@
 
 import * as api from "../api.js";
 import { openDialog } from "../dialog.js";
-import { el, emptyState, put } from "../dom.js";
+import { el, emptyState, put, tile } from "../dom.js";
 import { count, duration, name, plural, rate, short, size, time, visible } from "../format.js";
 import { connectionLink, toDeadLetters, toQueue, toSearch, toTail } from "../links.js";
 import { facts, messageColumns } from "../message_view.js";
@@ -234,11 +234,6 @@ export async function show(screen) {
       done: () => go(href("/queues")),
     });
   }
-}
-
-function tile(label, value, note, link = null, kind = "") {
-  return el(link ? "a" : "div", { class: `tile ${kind}`, href: link }, el("span", { class: "tile-label" }, label),
-    el("span", { class: "tile-value" }, value), el("span", { class: "tile-note" }, note));
 }
 
 /** What can become of messages, for a filter. */

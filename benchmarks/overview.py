@@ -1,0 +1,215 @@
+"""What the console's requests cost a hub with very many queues and connections.
+
+    python benchmarks/overview.py [--queues 100000] [--connections 10000] [--rounds 7]
+
+A hub in its own process gets the queues, each with a message, and the connections. Then each
+request of the console's overview and lists is made several times, while a probe, one more
+connection, sends pings: the longest time between a ping and its pong is how the event loop was held. Of all rounds of a request the median counts, since other programs
+hold the probe up as well, but not every time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import msgspec
+
+from crosswire.cli.bench.hub import StartedHub, started_hub
+from crosswire.wire.emp.frames import Hello, Ping, serialize
+
+__all__ = ["OVERVIEW", "REQUESTS", "RequestCost", "measure"]
+
+OVERVIEW = "/v1/state"
+REQUESTS = (
+    OVERVIEW,
+    "/v1/stats",
+    "/v1/stats/busiest?limit=10",
+    "/v1/queues?sort=age&state=backlog&limit=6",
+    "/v1/queues?sort=length&limit=50",
+    "/v1/queues?contains=99&limit=50",
+    "/v1/dead?limit=10",
+    "/v1/connections?sort=in&limit=50",
+    "/v1/connections?contains=emp-1-ff&limit=50",
+    "/v1/services?limit=50",
+    "/v1/topics?sort=in&limit=50",
+    "/v1/subscriptions?sort=lag&limit=50",
+    "/v1/users",
+    "/metrics",
+)
+"""What the console asks for on its overview and lists, and what monitoring does."""
+
+_HELLO = serialize(Hello())
+_PING = serialize(Ping())
+_BATCH = 20_000
+_PAUSE_S = 0.2
+
+
+class RequestCost(msgspec.Struct, frozen=True):
+    """Medians over the rounds of a request, in seconds."""
+
+    path: str
+    took_s: float
+    """Until the response was there."""
+    held_s: float
+    """The probe's longest wait meanwhile."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--queues", type=int, default=100_000)
+    parser.add_argument("--connections", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    idle, costs = measure(options.queues, options.connections, options.rounds)
+    print(
+        f"{options.queues:,} queues, {options.connections:,} connections; the probe's longest wait"
+    )
+    print(f"  {'without a request':<45}{idle * 1000:>31.1f} ms")
+    for each in costs:
+        print(
+            f"  {each.path:<45}answered in {each.took_s * 1000:>7.1f} ms,"
+            f" {each.held_s * 1000:>6.1f} ms"
+        )
+
+
+def measure(queues: int, connections: int, rounds: int) -> tuple[float, list[RequestCost]]:
+    """The probe's longest wait without a request, and the cost of each of REQUESTS."""
+    config = (
+        f"[connections]\nconnections = {connections + 10}\n"
+        f"connections_per_address = {connections + 10}\n"
+        f"[store]\ndestinations = {queues + 1000}\n"
+        # The connections don't answer pings: they only are there.
+        "[limits.emp]\nping_interval_s = 3600\n[lake]\nmessages = false\nledger = false\n"
+    )
+    with started_hub("emp", "http", config=config) as hub, ExitStack() as opened:
+        address = _Http(hub)
+        opened.callback(address.close)
+        _fill(address, queues)
+        for _ in range(connections):
+            opened.enter_context(_connection(hub))
+        _wait_for_totals(address, queues, connections)
+        with probing(hub) as probe:
+            idle = statistics.median(_idle(probe) for _ in range(rounds))
+            costs = [_cost(address, probe, path, rounds) for path in REQUESTS]
+    return idle, costs
+
+
+class _Http:
+    """A connection to the hub's API, kept open."""
+
+    def __init__(self, hub: StartedHub) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", hub.ports["http"], timeout=300)
+
+    def send(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        """The body of the response. Raises RuntimeError for a failure."""
+        self._connection.request(method, path, body, {"content-type": "application/json"})
+        response = self._connection.getresponse()
+        data = response.read()
+        if response.status != 200:
+            raise RuntimeError(f"{method} {path}: {response.status} {data[:200]!r}")
+        return data
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _fill(hub: _Http, queues: int) -> None:
+    for start in range(0, queues, _BATCH):
+        names = range(start, min(start + _BATCH, queues))
+        messages = [{"destination": f"queue/many/q{n}", "text": "x"} for n in names]
+        hub.send("POST", "/v1/messages", msgspec.json.encode({"messages": messages}))
+
+
+@contextmanager
+def _connection(hub: StartedHub) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", hub.ports["emp"]), timeout=30) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(_HELLO)
+        assert _receive(connection)[0] == 0, "the hub's hello"
+        yield connection
+
+
+def _receive(connection: socket.socket) -> bytes:
+    """The body of the next frame."""
+    data = b""
+    size = 4
+    while len(data) < size:
+        more = connection.recv(65_536)
+        if not more:
+            raise ConnectionError("the hub closed the connection")
+        data += more
+        if len(data) >= 4:
+            size = 4 + int.from_bytes(data[:4])
+    return data[4:]
+
+
+def _wait_for_totals(hub: _Http, queues: int, connections: int) -> None:
+    """Until the hub has counted all queues: of very many it does so now and then."""
+    for _ in range(600):
+        state = msgspec.json.decode(hub.send("GET", OVERVIEW))
+        if state["queues"] >= queues and state["connections"].get("emp") == connections:
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"the hub does not count {queues} queues and {connections} connections")
+
+
+class Probe:
+    """Sends a ping all the time; `longest` is the longest wait since it was set to 0."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        self.is_over = False
+
+    def run(self, connection: socket.socket) -> None:
+        """In a thread of its own, until `is_over`."""
+        while not self.is_over:
+            connection.sendall(_PING)
+            start = time.perf_counter()
+            _receive(connection)
+            self.longest = max(self.longest, time.perf_counter() - start)
+            time.sleep(0.0005)
+
+
+@contextmanager
+def probing(hub: StartedHub) -> Iterator[Probe]:
+    """A connection with a probe."""
+    probe = Probe()
+    with _connection(hub) as connection:
+        thread = threading.Thread(target=probe.run, args=(connection,))
+        thread.start()
+        try:
+            yield probe
+        finally:
+            probe.is_over = True
+            thread.join()
+
+
+def _idle(probe: Probe) -> float:
+    probe.longest = 0.0
+    time.sleep(_PAUSE_S)
+    return probe.longest
+
+
+def _cost(hub: _Http, probe: Probe, path: str, rounds: int) -> RequestCost:
+    took, held = [], []
+    for _ in range(rounds):
+        time.sleep(_PAUSE_S)
+        probe.longest = 0.0
+        start = time.perf_counter()
+        hub.send("GET", path)
+        took.append(time.perf_counter() - start)
+        # The loop may still be held for a moment by what follows a response.
+        time.sleep(0.01)
+        held.append(probe.longest)
+    return RequestCost(path, statistics.median(took), statistics.median(held))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+// Connections of all protocols but HTTP: those that are open, and the last that ended.
+
+import * as api from "../api.js";
+import { el, emptyState } from "../dom.js";
+import { ago, count, duration, name, nameLink, rate, size, time, visible } from "../format.js";
+import { connectionLink, toUser } from "../links.js";
+import { href } from "../router.js";
+import { serverTable } from "../table.js";
+
+const PROTOCOLS = [["", "any"], ["emp", "EMP"], ["emqp", "eMQP"], ["relink", "Relink"], ["epoxy", "Epoxy"], ["micromsg2", "MicroMsg2"]];
+const TABS = { open: "Open", closed: "Closed" };
+
+export async function show(screen) {
+  const tab = screen.query.tab in TABS ? screen.query.tab : "open";
+  screen.heading("Connections", {
+    subtitle: screen.session.observe || screen.session.open ? null : "Your own: seeing those of others needs the right to observe.",
+  });
+  screen.root.append(
+    el("nav", { class: "tabs", "aria-label": "Open or closed" }, Object.entries(TABS).map(([key, text]) =>
+      el("a", { href: href("/connections", {}, { tab: key === "open" ? "" : key }), "aria-current": key === tab ? "page" : null }, text))),
+    tab === "open" ? openTable(screen) : closedTable(screen));
+}
+
+/** The protocol as its specification writes it. */
+export function protocolName(protocol) {
+  return PROTOCOLS.find(([value]) => value === protocol)?.[1] ?? visible(protocol);
+}
+
+export function userLink(user) {
+  return user ? nameLink(toUser(user), user) : el("span", { class: "muted" }, "none");
+}
+
+function openTable(screen) {
+  return serverTable(screen, {
+    caption: "Open connections",
+    load: (query, signal) => api.get("/v1/connections", query, signal),
+    rows: (page) => page.connections,
+    sort: "id",
+    rowClass: (row) => (row.congested ? "warn" : null),
+    filters: [
+      { name: "contains", label: "Id, address or client contains", wide: true },
+      { name: "protocol", label: "Protocol", options: PROTOCOLS },
+      { name: "principal", label: "User" },
+      { name: "state", label: "State", options: [["", "any"], ["congested", "congested"]] },
+    ],
+    refresh_s: 5,
+    columns: [
+      { title: "Connection", sort: "id", cell: (row) => [connectionLink(row.id), " ", row.congested ? el("span", { class: "tag warn" }, "congested") : null] },
+      { title: "Protocol", cell: (row) => protocolName(row.protocol) },
+      { title: "Client", cell: (row) => [row.client ? [name(row.client), " "] : null, el("span", { class: "muted" }, visible(row.address))] },
+      { title: "User", class: "keep", cell: (row) => userLink(row.principal) },
+      { title: "Open for", sort: "age", number: true, hide: true, cell: (row) => ago(row.since) },
+      { title: "Messages in", sort: "in", number: true, cell: (row) => rate(row.accepted_per_s) },
+      { title: "Messages out", sort: "out", number: true, cell: (row) => rate(row.delivered_per_s) },
+      { title: "Received", sort: "received", number: true, hide: true, cell: (row) => size(row.received_bytes) },
+      { title: "Sent", sort: "sent", number: true, hide: true, cell: (row) => size(row.sent_bytes) },
+    ],
+    empty: (isFiltered) => (isFiltered
+      ? emptyState("No connection matches.", el("a", { href: "#/connections" }, "Show all connections"))
+      : emptyState("Nobody is connected.", "Connect a program, or try ", el("code", {}, "crosswire sub queue/orders"), ". ",
+        el("a", { href: href("/connections", {}, { tab: "closed" }) }, "Show the last ones that ended"))),
+  });
+}
+
+function closedTable(screen) {
+  return serverTable(screen, {
+    caption: "The last connections that ended",
+    load: (query, signal) => api.get("/v1/connections/closed", query, signal),
+    rows: (page) => page.connections,
+    sort: "ended",
+    filters: [
+      { name: "contains", label: "Id, address, client or reason contains", wide: true },
+      { name: "protocol", label: "Protocol", options: PROTOCOLS },
+    ],
+    refresh_s: 10,
+    columns: [
+      { title: "Connection", class: "nowrap", cell: (row) => connectionLink(row.id) },
+      { title: "Ended", sort: "ended", number: true, cell: (row) => time(row.ended) },
+      { title: "Reason", cell: (row) => name(row.reason) },
+      { title: "Protocol", hide: true, cell: (row) => protocolName(row.protocol) },
+      { title: "Client", cell: (row) => [row.client ? [name(row.client), " "] : null, el("span", { class: "muted" }, visible(row.address))] },
+      { title: "User", hide: true, class: "keep", cell: (row) => userLink(row.principal) },
+      { title: "Lasted", sort: "lasted", number: true, cell: (row) => duration(lasted(row)) },
+      { title: "Messages", number: true, hide: true, cell: (row) => `${count(row.accepted)} in, ${count(row.delivered)} out` },
+      { title: "Received", sort: "received", number: true, hide: true, cell: (row) => size(row.received_bytes) },
+      { title: "Sent", sort: "sent", number: true, hide: true, cell: (row) => size(row.sent_bytes) },
+    ],
+    empty: (isFiltered) => (isFiltered
+      ? emptyState("No connection matches.", el("a", { href: "#/connections?tab=closed" }, "Show all that ended"))
+      : emptyState("No connection has ended since the hub was started.", "The last 1,000 are kept.")),
+  });
+}
+
+/** How long a connection lasted, in seconds. */
+export function lasted(row) {
+  return Math.max((new Date(row.ended) - new Date(row.since)) / 1000, 0);
+}
