@@ -103,7 +103,7 @@ class FilesSource(DataSource):
     def schema(self) -> str:
         return schema(COLUMNS)
 
-    def reader(self, _schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
         return FilesReader(self.options["files"].split(","), int(self.options["parts"]))
 
 

@@ -17,10 +17,14 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from crosswire.errors import PipelineError
+from crosswire.errors import InvalidInput, PipelineError
 from crosswire.pipeline.manifests import Manifests, TablePaths, newest_manifest
+from crosswire.pipeline.sources.capture_reader import read, segment_of, splits
+from crosswire.pipeline.sources.inputs import find_inputs
 from crosswire.pipeline.stores import ArrowStore, open_store
 from crosswire.pipeline.visible_tables import VisibleTables
+from crosswire.testing.traffic import SampleTraffic
+from tests.pipeline.captures import write_captures
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +43,7 @@ def program() -> Path:
 
 def free_ports(count: int) -> list[int]:
     with ExitStack() as stack:
-        found = []
+        found: list[int] = []
         while len(found) < count:
             probe = stack.enter_context(socket.socket())
             probe.bind(("127.0.0.1", 0))
@@ -219,3 +223,39 @@ def test_what_a_killed_run_left_is_kept_for_a_day(
     monkeypatch.setattr("crosswire.pipeline.stores._ABANDONED_S", -1.0)
     Manifests(store).remove_abandoned()
     assert store.names("runs") == []
+
+
+def test_captures_are_read_by_url(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{endpoint}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+    folder = tmp_path / "captures"
+    write_captures(folder, SampleTraffic(seed=5, connections=4, messages=6))
+    files = connected(endpoint)
+    for file in folder.iterdir():
+        with files.open_output_stream(f"tables/captures/{file.name}", compression=None) as copy:
+            copy.write(file.read_bytes())
+    found = find_inputs(["s3://tables/captures"]).captures
+    assert (
+        found == find_inputs([f"s3://tables/captures/{Path(each).name}" for each in found]).captures
+    )
+    assert [Path(each).name for each in found] == sorted(each.name for each in folder.iterdir())
+    for url in found:
+        path = str(folder / Path(url).name)
+        # Small parts: each is opened and read on its own.
+        parts = [(split.start, split.end) for split in splits(url, 2000)]
+        assert parts == [(split.start, split.end) for split in splits(path, 2000)]
+        assert segments(url) == segments(path) != []
+    with pytest.raises(InvalidInput, match=r"can't read s3://tables/captures/none\.pcap"):
+        splits("s3://tables/captures/none.pcap", 2000)
+
+
+def segments(path: str) -> list[tuple[int, bytes]]:
+    return [
+        (int(packet["time_ns"]), segment_of(packet, each.data).payload)
+        for split in splits(path, 2000)
+        for each in read(split)
+        for packet in each.packets
+    ]

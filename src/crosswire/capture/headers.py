@@ -112,7 +112,9 @@ def decompressed(file: BinaryIO, path: str) -> BinaryIO:
         # Python's own library has no zstd; Arrow is imported only by those who need it.
         import pyarrow as pa
 
-        return pa.CompressedInputStream(path, "zstd")  # type: ignore[no-any-return]
+        # One that Arrow has opened is in a store that only Arrow knows.
+        opened = file if isinstance(file, pa.NativeFile) else path
+        return pa.CompressedInputStream(opened, "zstd")  # type: ignore[no-any-return]
     return file
 
 

@@ -53,6 +53,7 @@ from crosswire.pipeline.sources.packet_kernels import (
     walk_classic,
     walk_ng,
 )
+from crosswire.pipeline.stores import is_local, open_store
 
 __all__ = ["Segments", "Split", "advance", "plain_file", "read", "segment_of", "splits"]
 
@@ -118,6 +119,18 @@ def segment_of(packet: Any, data: npt.NDArray[np.uint8]) -> Segment:
     )
 
 
+def _opened(path: str) -> BinaryIO:
+    """A capture file, by path or URL. Raises InvalidInput."""
+    if is_local(path):
+        return open_capture(path.removeprefix("file://"))
+    folder, _, name = path.rpartition("/")
+    files, base = open_store(folder).arrow()
+    try:
+        return files.open_input_file(f"{base}/{name}")  # type: ignore[no-any-return]
+    except OSError as error:
+        raise InvalidInput(f"can't read {path}: {str(error).splitlines()[0]}") from error
+
+
 # ---------------------------------------------------------------------------------------- splits
 
 
@@ -125,7 +138,7 @@ def splits(path: str, split_bytes: int, *, skip_damaged: bool = False) -> list[S
     """Parts of about `split_bytes` in which a file can be read. Raises InvalidInput for what is no
     capture, or damaged."""
     whole = Split(path, skip_damaged=skip_damaged)
-    with open_capture(path) as file:
+    with _opened(path) as file:
         if is_compressed(file.read(FILE_HEADER_BYTES)):
             return [whole]
         size = file.seek(0, 2)
@@ -143,7 +156,7 @@ def advance(
 
     A compressed file is one part and has no layout: it can't be continued. Raises InvalidInput.
     """
-    with open_capture(path) as file:
+    with _opened(path) as file:
         if is_compressed(file.read(FILE_HEADER_BYTES)):
             return [Split(path)], file.seek(0, 2), None
         size = file.seek(0, 2)
@@ -201,7 +214,7 @@ def read(
     walk = _Walk(split.path, split.layout, skip_damaged=split.skip_damaged)
     walk.counts = counts or PacketCounts()
     buffers, fragments = _BlockBuffers(_BLOCK_RECORDS), Fragments()
-    with open_capture(split.path) as file:
+    with _opened(split.path) as file:
         source = file if split.layout is not None else decompressed(file, split.path)
         if split.start:
             source.seek(split.start)
@@ -211,7 +224,7 @@ def read(
 
 def plain_file(path: str, *, skip_damaged: bool = False) -> Split | None:
     """A plain file up to its present end, None for a compressed one. Raises InvalidInput."""
-    with open_capture(path) as file:
+    with _opened(path) as file:
         head = file.read(FILE_HEADER_BYTES)
         if is_compressed(head):
             return None

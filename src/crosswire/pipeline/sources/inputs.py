@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +14,15 @@ import pyarrow.parquet as pq
 from crosswire.capture.headers import is_capture
 from crosswire.errors import InvalidInput
 from crosswire.lake.schemas import SCHEMAS
+from crosswire.pipeline.stores import open_store
 
 __all__ = ["Inputs", "find_inputs", "search"]
 
 
 _LAKE: Final = {"wire": "taps", "messages": "messages", "ledger": "ledgers", "gaps": "gaps"}
 """Tables of a lake, and the fields of Inputs for them."""
+_CAPTURE: Final = re.compile(r"\.(?:pcap|pcapng|cap)\d*(?:\.gz|\.zst)?$", re.IGNORECASE)
+"""Names of captures in stores in which looking into every file would take too long."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,9 @@ def find_inputs(paths: Iterable[str]) -> Inputs:
     nothing is found.
 
     A file is a capture, or one of a lake. A folder is a lake (or has one in `lake/`), or one table
-    of it, or is searched for capture files, by their content. A URL is the folder of a table of a
-    lake in a file system that Spark knows: `messages`, `ledger`, or else its wire.
+    of it, or is searched for capture files, by their content. A URL is that of a capture file, by
+    its name, or of a folder that has some; a lake; or the folder of a table of one: `messages`,
+    `ledger`, or else its wire.
     """
     paths = list(paths)
     found = search(paths)
@@ -57,7 +62,8 @@ def search(paths: Iterable[str]) -> Inputs:
     found: dict[str, dict[str, None]] = {name: {} for name in ("captures", *_LAKE.values())}
     for name in paths:
         if "://" in name:
-            found[_LAKE.get(name.rstrip("/").rpartition("/")[2], "taps")][name] = None
+            for where, url in _sort_url(name.rstrip("/")):
+                found[where][url] = None
             continue
         try:
             for where, path in _sort(Path(name)):
@@ -96,6 +102,24 @@ def _sort(path: Path) -> Iterator[tuple[str, Path]]:
     for file in sorted(path.rglob("*")):
         if _may_be_capture(file):
             yield "captures", file
+
+
+def _sort_url(url: str) -> Iterator[tuple[str, str]]:
+    last = url.rpartition("/")[2]
+    if last in _LAKE:
+        yield _LAKE[last], url
+    elif _CAPTURE.search(last):
+        yield "captures", url
+    else:
+        names = open_store(url).names("")
+        captures = [name for name in names if _CAPTURE.search(name)]
+        for name in captures:
+            yield "captures", f"{url}/{name}"
+        for name in _LAKE:
+            if name in names:
+                yield _LAKE[name], f"{url}/{name}"
+        if not captures and not set(names) & set(_LAKE):
+            yield "taps", url  # the folder of a table under another name
 
 
 def _is_lake(folder: Path) -> bool:

@@ -197,6 +197,8 @@ class NewInputFinder:
 
     def _captured(self, inputs: Inputs, position: InputPosition) -> Iterator[_InputPiece]:
         for path in inputs.captures:
+            if "://" in path:
+                raise InvalidInput(f"{path} is a capture by URL, which only a batch can read")
             try:
                 state = Path(path).stat()
             except FileNotFoundError:

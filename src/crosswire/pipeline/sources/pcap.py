@@ -40,6 +40,7 @@ from crosswire.pipeline.sources.packet_kernels import PACKET
 from crosswire.pipeline.sources.pcap_reader import COLUMNS, FOR_REASSEMBLY, READABLE, PcapReader
 from crosswire.pipeline.sources.pcap_stream import PcapStreamReader
 from crosswire.pipeline.spark import cores_of
+from crosswire.pipeline.stores import is_local
 from crosswire.pipeline.tables.wire import COLUMNS as WIRE_COLUMNS
 
 __all__ = [
@@ -256,7 +257,7 @@ def count_packets(spark: SparkSession, parts: list[Split]) -> PacketCounts:
 
 def _plan(paths: list[str], cores: int, *, skip_damaged: bool) -> tuple[Survey | None, int]:
     """A survey of the files and the number of shares; (None, 0) if segments have to be shuffled."""
-    if cores > _MOST_CORES or len(paths) > _MOST_FILES:
+    if cores > _MOST_CORES or len(paths) > _MOST_FILES or not all(map(is_local, paths)):
         return None, 0
     files = [plain_file(path, skip_damaged=skip_damaged) for path in paths]
     plain = [file for file in files if file is not None]
