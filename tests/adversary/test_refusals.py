@@ -6,20 +6,28 @@ The names of the two are as long as each other, so that even lengths can't diffe
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import secrets
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 import crosswire
 from crosswire.client.connect import connect
 from crosswire.testing import RunningHub, running_hub
+from crosswire.web.app import OPERATIONS
+from crosswire.web.contract import ARROW
 from crosswire.wire.zmtp.curve import encode_key, public_key_of
 from tests.conftest import TlsPair
 
 PROTOCOLS = ("emp", "emqp", "relink", "epoxy", "micromsg2")
 ANNA, BERT = "a token that is anna's", "a token that is bert's"
+ROOT = "a token that is root's"
 EXISTING, MISSING = "bert/secret", "bert/absent"
 
 
@@ -59,6 +67,10 @@ def hub(tls: TlsPair, keys: tuple[bytes, bytes]) -> Iterator[RunningHub]:
         name = 'bert'
         token = "{BERT}"
         {rights("bert")}
+        [[users]]
+        name = 'root'
+        token = "{ROOT}"
+        administer = true
     """
     with running_hub(config=config, tls=True) as running:
         yield running
@@ -76,6 +88,7 @@ async def bert(hub: RunningHub) -> AsyncIterator[crosswire.Client]:
         await client.publish(f"topic/{EXISTING}", "x")
         async with client.subscribe(f"topic/{EXISTING}", name="secret", start="earliest") as taken:
             await taken.receive(10)
+        await client.schedule(f"queue/{EXISTING}", "x", interval_s=1000.0, nohaste=True)
         service = await client.serve(f"service/{EXISTING}", answer)
         yield client
         await service.close(grace_s=0)
@@ -139,6 +152,77 @@ async def test_what_exists_is_not_revealed(
     assert "secret" not in existing
     # What an eMQP client publishes is never answered.
     assert bool(existing) != (kind == "publish" and anna().protocol == "emqp")
+
+
+NAMED = sorted({(each.method, each.path) for each in OPERATIONS if "{" in each.path})
+"""All operations over HTTP about one thing."""
+BODIES = {
+    "commit": b'{"attempts": [], "run": ""}',
+    "move": b'{"to": "queue/anna/x", "count": 1}',
+}
+
+
+def asked_over_http(hub: RunningHub, method: str, path: str, token: str) -> tuple[int, str]:
+    """Status and body of the response."""
+    body = BODIES.get(path.rpartition("/")[2], b"{}") if method in ("POST", "PATCH") else None
+    kind = ARROW if "/attempts/" in path else "application/json"
+    headers = {"authorization": f"Bearer {token}", "content-type": kind}
+    url = f"http://{hub.listen['http']}{path}"
+    asked = urllib.request.Request(url, body, headers, method=method)
+    try:
+        with urllib.request.urlopen(asked, timeout=30) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, refused.read().decode()
+
+
+def names_of(hub: RunningHub, path: str) -> tuple[str, str]:
+    """What the path's parameter may be: of something that bert has, and of nothing."""
+
+    def listed(what: str, key: str) -> str:
+        _, text = asked_over_http(hub, "GET", f"/v1/{what}", ROOT)
+        rows = json.loads(text)[what]
+        return str(next(row[key] for row in rows if row.get("principal", "bert") == "bert"))
+
+    kind = path.split("/")[2]
+    if kind in ("queues", "topics"):
+        return EXISTING, MISSING
+    if kind == "connections":
+        return listed(kind, "id"), "emp-999999"
+    if kind == "schedules":
+        return listed(kind, "id"), "emp-1-1/999999999"
+    if kind in ("messages", "dead"):
+        return str(message_of_bert(hub)), str((1 << 50) + 7)
+    return "secret", "absent"
+
+
+def message_of_bert(hub: RunningHub) -> int:
+    _, text = asked_over_http(hub, "GET", f"/v1/queues/{EXISTING}?messages=1", BERT)
+    identifier: int = json.loads(text)["messages"][0]["id"]
+    return identifier
+
+
+@pytest.mark.parametrize(("method", "path"), NAMED)
+async def test_nor_over_http(
+    hub: RunningHub, bert: crosswire.Client, method: str, path: str
+) -> None:
+    assert bert.protocol == "emp"
+
+    def ask() -> list[tuple[int, str]]:
+        found = []
+        for name in names_of(hub, path):
+            filled = re.sub(r"\{batch:id\}|\{file:path\}|\{attempt\}", "0", path)
+            filled = re.sub(r"\{[^}]*\}", quote(name), filled)
+            status, text = asked_over_http(hub, method, filled, ANNA)
+            found.append((status, text.replace(filled, "PATH").replace(name, "NAME")))
+        return found
+
+    existing, missing = await asyncio.to_thread(ask)
+    assert existing == missing
+    assert "secret" not in existing[1]
+    # Her own batches alone have the names of producers; everything else is refused.
+    assert existing[0] >= 400 or path.startswith("/v1/ingest/")
 
 
 async def test_a_schedule_of_another_user_is_an_unknown_one(

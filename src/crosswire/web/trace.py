@@ -129,14 +129,18 @@ async def trace(ask: OperationRequest) -> Trace:
     LakeError, ServiceUnavailable."""
     identifier: int = ask.path["id"]
     if not 0 < identifier <= ask.hub.store.newest_id:
-        raise UnknownMessage(f"there is no message {identifier} yet")
+        # For others with the text of a message that they may not know of: how far ids are given
+        # out shows how much everybody sends.
+        if ask.is_observer:
+            raise UnknownMessage(f"there is no message {identifier} yet")
+        raise _unknown(identifier)
     async with log_of(ask).reader(ask.principal):
         found = await find_steps(ask, {identifier}, _STEPS_S)
         # Without a trace of what the principal may not know of, as if there was nothing.
         rows = [row for row in found.rows[identifier] if _is_visible(ask, row)]
         envelope, found_in = await _message(ask, identifier, rows)
         if not rows and envelope is None:
-            raise UnknownMessage(f"message {identifier} is neither in the ledger nor stored")
+            raise _unknown(identifier)
         links = await _links(ask, identifier, rows, envelope, found)
         frames = await _frames(ask, rows, envelope)
     shown = None
@@ -151,6 +155,10 @@ async def trace(ask: OperationRequest) -> Trace:
         frames=frames,
         is_complete=found.is_complete,
     )
+
+
+def _unknown(identifier: int) -> UnknownMessage:
+    return UnknownMessage(f"message {identifier} is neither in the ledger nor stored")
 
 
 def step_row(row: LedgerRow) -> StepRow:
