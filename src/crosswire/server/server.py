@@ -180,6 +180,12 @@ class Server:
             raise NotLeading("the hub has not started")
         return self._hub
 
+    def enter_turn(self) -> None:
+        """What a request causes in the hub is part of a turn, like what peers cause. A standby has
+        no hub, and no turns."""
+        if self._hub is not None:
+            self._hub.turns.enter()
+
     def hub_to_read(self) -> Hub:
         """The hub that runs; on a standby one that shows what it has applied, and changes nothing.
         Raises NotLeading where there is nothing to show yet, and StoreError."""

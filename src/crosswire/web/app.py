@@ -173,8 +173,7 @@ class App:
             analyses=self.analyses,
             tickets=self._tickets,
         )
-        # What a request causes in the hub is part of a turn, like what peers cause.
-        self.server.hub.turns.enter()
+        self.server.enter_turn()
         answer = operation.handler(ask)
         if isinstance(answer, AsyncGenerator):
             response = await _stream(answer, operation.streams)
