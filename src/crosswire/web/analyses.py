@@ -105,6 +105,7 @@ class CapturedConnectionRow(msgspec.Struct, frozen=True, kw_only=True):
     frames: int
     """Valid frames."""
     violations: int
+    """Frames, or bytes in no frame, that violate the protocol."""
     forward_bytes: int
     """Bytes from the side that connected."""
     backward_bytes: int
