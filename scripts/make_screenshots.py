@@ -114,7 +114,6 @@ def take(browser: BrowserThread, hub: RunningHub, folder: Path) -> None:
 
     shots: list[tuple[str, str, dict[str, Any], Any]] = [
         ("overview-light", "/", {}, None),
-        ("overview-dark", "/", {"color_scheme": "dark"}, None),
         ("queue-light", "/queues/shop%2Forders", {}, None),
         ("trace-dark", f"/messages/{message}", {"color_scheme": "dark"}, None),
         ("dead-letters-light", "/dead/shop%2Forders", {}, None),

@@ -74,7 +74,7 @@ function frame() {
   put(document.body,
     el("a", { class: "skip", href: "#main", onclick: (event) => { event.preventDefault(); parts.main.focus(); } }, "Skip to content"),
     el("header", { class: "top" }, parts.menu,
-      el("a", { class: "brand", href: "#/" }, el("img", { src: "/console/icon.svg", alt: "", width: 24, height: 24 }), "Crosswire"),
+      el("a", { class: "brand", href: "#/" }, el("img", { src: "/console/icon.svg", alt: "", width: 24, height: 24 }), el("span", { class: "brand-text" }, "Crosswire")),
       el("span", { class: "node", title: "The name of the hub's data" }, el("bdi", {}, visible(session.node))),
       jump(), themeButton(), user()),
     parts.navigation,
