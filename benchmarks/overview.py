@@ -4,8 +4,9 @@
 
 A hub in its own process gets the queues, each with a message, and the connections. Then each
 request of the console's overview and lists is made several times, while a probe, one more
-connection, sends pings: the longest time between a ping and its pong is how the event loop was held. Of all rounds of a request the median counts, since other programs
-hold the probe up as well, but not every time.
+connection, sends pings: the longest time between a ping and its pong is how long the event loop
+was held. Of all rounds of a request the median counts, since other programs hold the probe up as
+well, but not every time.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ REQUESTS = (
 )
 """What the console asks for on its overview and lists, and what monitoring does."""
 
-_HELLO = serialize(Hello())
+_HELLO = serialize(Hello(1))
 _PING = serialize(Ping())
 _BATCH = 20_000
 _PAUSE_S = 0.2
