@@ -46,7 +46,7 @@ REQUESTS = (
 )
 """What the console asks for on its overview and lists, and what monitoring does."""
 
-_HELLO = serialize(Hello())
+_HELLO = serialize(Hello(1))
 _PING = serialize(Ping())
 _BATCH = 20_000
 _PAUSE_S = 0.2

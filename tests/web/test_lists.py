@@ -71,7 +71,7 @@ async def test_schedules_are_sorted_and_filtered(web: WebHub) -> None:
         await web.post("/v1/schedules", body | {"nohaste": True})
     await web.patch("/v1/schedules/b", {"paused": True})
 
-    async def ids(**query: object) -> list[str]:
+    async def ids(**query: str) -> list[str]:
         names: list[str] = []
         cursor = ""
         while True:
@@ -103,7 +103,7 @@ async def test_files_of_the_lake_are_sorted_by_size(start_web: StartWeb) -> None
     for number, size in ((1, 10), (2, 30), (3, 20)):
         (date / f"n-{number:020}-{number:020}.parquet").write_bytes(b"x" * size)
 
-    async def firsts(**query: object) -> list[int]:
+    async def firsts(**query: str) -> list[int]:
         found: list[int] = []
         cursor = ""
         while True:

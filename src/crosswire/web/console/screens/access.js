@@ -23,7 +23,7 @@ export async function show(screen) {
     back: [["Users", "#/users"]],
     subtitle: "Whether a user has a right, and the rule of the configuration that decides it.",
   });
-  const user = field({ name: "user", label: "User", value: query.user ?? session.user, disabled: !session.administer,
+  const user = field({ name: "user", label: "User", value: session.administer ? query.user ?? session.user : session.user, disabled: !session.administer,
     hint: session.administer ? "Empty for peers that did not identify themselves." : "Asking for others needs the right to administer." });
   const right = field({ name: "right", label: "Wants to", kind: "select", options: RIGHTS, value: query.right ?? "consume" });
   const destination = field({ name: "destination", label: "Destination", value: query.destination ?? "", placeholder: "queue/orders",
