@@ -313,7 +313,9 @@ def _following(
     The order within a day is the share of the day's rows before the file: file names have no times,
     and files of different tables that cover about the same time should be read together.
     """
-    files = list(_files(folder, listing))
+    # What was read is left out before anything is sorted: a lake may have many thousand files. The
+    # last one of it is kept, for what is missing after it.
+    files = [each for each in _files(folder, listing) if _is_unread(each[0], last)]
     if _has_hole(files, last):
         # A listing is not atomic: it may lack a file that was there before another that it has.
         # Files appear in order, so a second listing has it, unless it was removed for good. What
@@ -321,7 +323,11 @@ def _following(
         newest = {file.node: 0 for file, _ in files}
         for file, _ in files:
             newest[file.node] = max(newest[file.node], file.last)
-        files = [each for each in _files(folder, listing) if _is_old(each[0], newest)]
+        files = [
+            each
+            for each in _files(folder, listing)
+            if _is_unread(each[0], last) and _is_old(each[0], newest)
+        ]
     ends: dict[tuple[str, str], tuple[int, int]] = {}
     for file, _ in files:
         low, high = ends.get((file.node, file.date), (file.first, file.last))
@@ -345,6 +351,10 @@ def _following(
             yield rows, size, (date, file.node, share), hole
         if file.last == reached.get(file.node):
             before[file.node] = file
+
+
+def _is_unread(file: LakeFile, last: dict[str, int]) -> bool:
+    return file.last >= last.get(file.node, -1)
 
 
 def _is_old(file: LakeFile, newest: dict[str, int]) -> bool:
