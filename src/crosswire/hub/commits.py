@@ -217,8 +217,9 @@ class CommitPath:
     def changed(self, backlog: StoredBacklog, *, request: bool = True) -> None:
         """It has something to write when the group is sealed; nobody waits for it.
 
-        A peer that sends to thousands of queues is charged for each of them: the one that has not changed
-        for longest is written now, and again if it changes once more before the group is sealed.
+        A peer that sends to thousands of queues is charged for each of them: the one that has not
+        changed for longest is written now, and again if it changes once more before the group is
+        sealed.
         """
         changed = self._changed
         changed.pop(backlog, None)
