@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
+from crosswire.envelope import Envelope
 from crosswire.errors import DestinationInUse, UnknownMessage
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.policies import HubConfig, QueuePolicy, TopicPolicy
 from crosswire.hub.schedules import Schedule
 from crosswire.store.contract import StoreLimits
-from tests.hub.parties import Bench, Recorder, publish, send
+from tests.hub.parties import Bench, Caller, Recorder, Server, publish, send
 
 DAY_S = 86_400.0
 PEER = LedgerPeer()
@@ -214,3 +215,37 @@ def test_a_round_over_many_queues_takes_short_turns() -> None:
         longest = max(longest, time.process_time() - begin)
     assert not names(bench)
     assert longest < 0.02
+
+
+def test_the_name_of_a_service_expires_with_its_calls() -> None:
+    bench = Bench(HubConfig(expire_s=DAY_S, topic=TopicPolicy(retention_s=3600)))
+    provider, caller = Server(), Caller()
+    provided = bench.hub.provide(["service/s"], provider, bench.now, peer=PEER, window=1)
+    request = Envelope(destination="service/s/m", kind="request", protocol="test")
+    bench.hub.call([request], bench.now, answered=caller, peer=PEER)
+    bench.commit()
+    assert "service/s" in names(bench)
+    provided.close(bench.now)
+    bench.commit()
+    bench.wait(3 * DAY_S)
+    # What retention has deleted is gone with the next commit.
+    bench.commit()
+    bench.wait(2 * DAY_S)
+    bench.commit()
+    assert "service/s" not in names(bench)
+    bench.kill()
+    assert "service/s" not in names(bench)
+    assert not bench.hub.reports and not bench.store.damage
+
+
+def test_a_service_that_is_provided_stays() -> None:
+    bench = Bench(HubConfig(expire_s=DAY_S, topic=TopicPolicy(retention_s=3600)))
+    provider, caller = Server(), Caller()
+    bench.hub.provide(["service/s"], provider, bench.now, peer=PEER, window=1)
+    request = Envelope(destination="service/s/m", kind="request", protocol="test")
+    bench.hub.call([request], bench.now, answered=caller, peer=PEER)
+    bench.commit()
+    for _ in range(2):
+        bench.wait(3 * DAY_S)
+        bench.commit()
+    assert "service/s" in names(bench)

@@ -168,6 +168,7 @@ class Hub:
             self._destinations,
             self.subscriptions,
             self.schedules,
+            self.services,
             expire_s=config.expire_s,
             is_taking_over=self.staging.is_taking_over,
         )

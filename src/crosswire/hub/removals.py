@@ -12,6 +12,7 @@ from crosswire.hub.core import Core
 from crosswire.hub.destinations import Destinations
 from crosswire.hub.queues import Queue
 from crosswire.hub.schedules import Schedules
+from crosswire.hub.services import Services
 from crosswire.hub.subscriptions import Subscriptions
 from crosswire.hub.topics import Topic
 
@@ -22,12 +23,13 @@ _UNUSED: Final = "unused"
 _ROUNDS: Final = 24
 """Destinations are looked at this many times before they expire: that is how exact it is."""
 _LEAST_ROUND_S: Final = 1.0
+_SERVICE: Final = "service/"
 
 Chore: TypeAlias = tuple[Any, ...]
 
 
 class UnusedDestinations:
-    """Knows since when each queue and topic is unused, and removes them.
+    """Knows since when each queue, topic and name of a service is unused, and removes them.
 
     Nothing is noted for a message: a round over all destinations, some at a time, compares what
     they count anyway with the round before.
@@ -39,6 +41,7 @@ class UnusedDestinations:
         destinations: Destinations,
         subscriptions: Subscriptions,
         schedules: Schedules,
+        services: Services,
         *,
         expire_s: float,
         is_taking_over: Callable[[], bool],
@@ -52,6 +55,7 @@ class UnusedDestinations:
         self._destinations = destinations
         self._subscriptions = subscriptions
         self._schedules = schedules
+        self._services = services
         self._is_taking_over = is_taking_over
         self._since: dict[str, float] = {}
         """Since when each is unused, as `WallClock.age` counts; infinity if it was in use."""
@@ -62,7 +66,7 @@ class UnusedDestinations:
 
         Raises UnknownMessage, DestinationInUse, and StoreError while nothing can be written.
         """
-        if destination not in self._core.store.destinations() or destination.startswith("service/"):
+        if destination not in self._core.store.destinations() or destination.startswith(_SERVICE):
             raise UnknownMessage(f"there is no {destination}")
         store = self._core.store
         obstacle = store.obstacle(self._core.loop.now)
@@ -82,8 +86,7 @@ class UnusedDestinations:
         self._next_round = now + max(self.expire_s / _ROUNDS, _LEAST_ROUND_S)
         scheduled = {each.envelope.destination for each in self._schedules.all()}
         for destination in list(self._core.store.destinations()):
-            if not destination.startswith("service/"):
-                yield self._look, destination, scheduled, now
+            yield self._look, destination, scheduled, now
 
     def _look(self, destination: str, scheduled: set[str], now: float) -> None:
         """Remove a destination that was unused for long enough."""
@@ -91,7 +94,11 @@ class UnusedDestinations:
         number = store.destinations().get(destination)
         if number is None:
             return
-        target = self._destinations.opened(destination)
+        target: Queue | Topic | None
+        if destination.startswith(_SERVICE):
+            target = self._services.journal(destination)
+        else:
+            target = self._destinations.opened(destination)
         was_used = target is not None and target.was_used()
         # An operator wants it to be there, and to stay paused.
         was_used |= isinstance(target, Queue) and target.paused
@@ -117,14 +124,20 @@ class UnusedDestinations:
 
     def _settings_use(self, destination: str, scheduled: set[str]) -> str:
         """How configuration and schedules use it, which need not have used it yet."""
+        if destination.startswith(_SERVICE):
+            return ""
         if self._destinations.is_configured(destination):
             return "is in the configuration"
         return "has a schedule" if destination in scheduled else ""
 
     def _use(self, destination: str, target: Queue | Topic | None) -> str:
         """How it is used, as far as that is known without reading much; "" if it is not."""
+        if destination.startswith(_SERVICE) and self._services.is_known(destination):
+            return "is served"
         if isinstance(target, Topic):
-            return "has messages" if target.has_messages else self._subscriptions.use(target)
+            if target.has_messages:
+                return "has messages"
+            return "" if destination.startswith(_SERVICE) else self._subscriptions.use(target)
         if target is None:
             return "has messages" if self._destinations.depth(destination)[0] else ""
         if target.consumers:
@@ -136,7 +149,7 @@ class UnusedDestinations:
     def _last_use(self, destination: str) -> str:
         """What only shows when it is read: it is opened, and what is left of it must be what may be
         deleted."""
-        target = self._destinations.target(destination, own=True)
+        target = self._open(destination)
         use = self._use(destination, target)
         if use:
             return use
@@ -152,14 +165,23 @@ class UnusedDestinations:
             return "had messages that the lake does not have yet: try again in some seconds"
         return ""
 
+    def _open(self, destination: str) -> Queue | Topic:
+        """A service is the journal of its calls."""
+        if destination.startswith(_SERVICE):
+            return self._services.journal(destination)
+        return self._destinations.target(destination, own=True)
+
     def _remove(self, destination: str) -> None:
         """Delete all that is stored of it."""
-        store, target = self._core.store, self._destinations.target(destination, own=True)
+        store, target = self._core.store, self._open(destination)
         key = target.number.to_bytes(4)
         last = store.last_id(target.number)
         if last:
             store.reclaim(target.number, 1, last)
-        self._destinations.remove(target)
+        if destination.startswith(_SERVICE):
+            self._services.forget(destination)
+        else:
+            self._destinations.remove(target)
         self._core.floors.remove(target.number)
         store.drop(_UNUSED, key)
         store.remove(destination)

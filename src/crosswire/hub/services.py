@@ -547,6 +547,23 @@ class Services:
         self._withdraw(late, now)
         self._wake()
 
+    def is_known(self, name: str) -> bool:
+        """Whether somebody provides this service."""
+        return name in self._services
+
+    def journal(self, name: str) -> Topic:
+        """The stored calls of a service that has a number, opened if need be."""
+        journal = self.journals.get(name)
+        if journal is None:
+            journal = self.journals[name] = Topic(self._core, name, self._retention)
+        return journal
+
+    def forget(self, name: str) -> None:
+        """A service that nobody provides, and without stored calls, is removed."""
+        journal = self.journals.pop(name)
+        self._owners.remove(journal.number)
+        journal.delete()
+
     def _holder_of(self, name: str) -> str:
         """Whose share a service counts for: that of its first provider."""
         service = self._services.get(name)
