@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
-from axe_playwright_python.sync_playwright import Axe
+from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import (
     Browser,
     BrowserContext,
@@ -156,7 +156,10 @@ class ConsolePage:
         options: dict[str, Any] = {"resultTypes": ["violations"]}
         if rules:
             options["runOnly"] = list(rules)
-        found = Axe().run(self.page, options=options).response["violations"]
+        if self.page.evaluate("typeof axe") == "undefined":
+            self.page.evaluate(AXE_SCRIPT)
+        run = "async (options) => (await axe.run(options)).violations"
+        found = self.page.evaluate(run, options)
         return [
             f"{each['id']} ({each['impact']}): {node['html']}: {node.get('failureSummary', '')}"
             for each in found

@@ -16,7 +16,7 @@ from tests.console.traffic import ADMINISTRATOR, HOSTILE, HOSTILE_TEXT, OBSERVER
 
 SCREENS = (
     "/",
-    "/queues",
+    "/queues?contains=o",
     "/queues/orders",
     "/queues/backlog?tab=waiting",
     "/queues/orders?tab=consumers",
