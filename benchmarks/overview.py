@@ -18,7 +18,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import msgspec
 
@@ -90,11 +90,12 @@ def measure(queues: int, connections: int, rounds: int) -> tuple[float, list[Req
         "[limits.emp]\nping_interval_s = 3600\n[lake]\nmessages = false\nledger = false\n"
     )
     with started_hub("emp", "http", config=config) as hub, ExitStack() as opened:
-        address = _Http(hub)
-        opened.callback(address.close)
-        _fill(address, queues)
+        with closing(_Http(hub)) as first:
+            _fill(first, queues)
         for _ in range(connections):
             opened.enter_context(_connection(hub))
+        # A new one: the hub closes those that are idle for as long as that takes.
+        address = opened.enter_context(closing(_Http(hub)))
         _wait_for_totals(address, queues, connections)
         with probing(hub) as probe:
             idle = statistics.median(_idle(probe) for _ in range(rounds))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, Protocol
 
 from crosswire.envelope import MICROSECONDS, Envelope, decode_at
 from crosswire.errors import HubError, RecordDamaged
@@ -12,7 +12,7 @@ from crosswire.hub.dispatch import DispatchLoop
 from crosswire.hub.ledger import Ledger, Step
 from crosswire.store.contract import Store
 
-__all__ = ["DamageReports"]
+__all__ = ["DamageReports", "Titled"]
 
 _DAMAGED: Final = "damaged"
 _STATE: Final = bytes(4)
@@ -20,13 +20,24 @@ _STATE: Final = bytes(4)
 _REPORTS: Final = 1000
 
 
+class Titled(Protocol):
+    """A queue or subscription, as reports call it."""
+
+    @property
+    def title(self) -> str:
+        """What reports call it."""
+        ...
+
+
 class DamageReports:
-    """`reports` are the latest errors that no caller could be given."""
+    """`reports` are the latest errors that no caller could be given. `stopped` are the queues and
+    subscriptions that deliver nothing since they were opened, those that were removed included."""
 
     def __init__(
         self, store: Store, ledger: Ledger, loop: DispatchLoop, commits: CommitPath
     ) -> None:
         self.reports: list[HubError] = []
+        self.stopped: list[Titled] = []
         self._store = store
         self._ledger = ledger
         self._loop = loop
@@ -119,8 +130,10 @@ class DamageReports:
             space, _, rest = key[len(_STATE) :].partition(b"/")
             yield space.decode(errors="replace"), rest, record
 
-    def report_stopped(self, title: str, reason: str) -> None:
+    def report_stopped(self, backlog: Titled, reason: str) -> None:
         """A queue or subscription, and only that one, delivers nothing until it is repaired."""
+        self.stopped.append(backlog)
+        title = backlog.title
         error = RecordDamaged(f"{title} is stopped until `crosswire store repair`: {reason}")
         self.report(error)
         self._store.report_damage("cursor", str(error))

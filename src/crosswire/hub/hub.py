@@ -25,7 +25,7 @@ from crosswire.hub.audit import count_messages
 from crosswire.hub.backlog.backlog import Backlog
 from crosswire.hub.commits import CommitPath
 from crosswire.hub.core import Core, SendEnvelope, WindowTotal
-from crosswire.hub.damage import DamageReports
+from crosswire.hub.damage import DamageReports, Titled
 from crosswire.hub.dead import DeadLetters
 from crosswire.hub.destinations import Destinations
 from crosswire.hub.dispatch import Dispatcher, DispatchLoop, Watchers
@@ -40,7 +40,7 @@ from crosswire.hub.schedules import Schedules
 from crosswire.hub.seals import LakeSeals
 from crosswire.hub.services import Answer, Call, Provider, ProviderReceiver, Services
 from crosswire.hub.shares import DestinationOwners, Holders, Quota
-from crosswire.hub.subscriptions import Start, Subscriptions, predicate
+from crosswire.hub.subscriptions import Start, Subscription, Subscriptions, predicate
 from crosswire.hub.timers import Timers
 from crosswire.hub.topics import KnownTopics, Topic
 from crosswire.hub.wall import Timestamps, WallClock
@@ -401,9 +401,16 @@ class Hub:
         """Everything that has consumers: queues in use, and named subscriptions."""
         return [*self._destinations.queues.values(), *self.subscriptions.all()]
 
-    def stopped(self) -> list[Backlog]:
-        """Queues and subscriptions that deliver nothing because their cursor is damaged."""
-        return [each for each in self.backlogs() if each.stopped]
+    def stopped(self) -> list[Titled]:
+        """Queues and subscriptions that deliver nothing because their cursor is damaged. Consoles
+        and monitoring ask for them all the time, so not all queues are looked at."""
+        return [each for each in self.damage.stopped if self._is_there(each)]
+
+    def _is_there(self, backlog: Titled) -> bool:
+        if isinstance(backlog, Subscription):
+            return self.subscriptions.get(backlog.name, backlog.owner) is backlog
+        assert isinstance(backlog, Queue)
+        return self._destinations.queues.get(backlog.destination) is backlog
 
     def is_consumed(self, destination: str) -> bool:
         """Whether this queue has a consumer, of any protocol."""

@@ -26,8 +26,9 @@ SortKey: TypeAlias = tuple[float, str]
 
 _LOOKED_AT: Final = 32
 """Rows that are looked at before it is checked whether the turn is over."""
-_SORTED: Final = 2_000
-"""Rows that are gathered before they are sorted: all at once would take long."""
+_SORTED: Final = 500
+"""Rows that are gathered before they are sorted, at least: all at once would take long, and the
+event loop waits for each sort."""
 
 
 class ListQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +79,7 @@ async def page_of(
         each = key(row)
         if each is not None and (after is None or each > after):
             chosen.append((each, row))
-            if len(chosen) == _SORTED:
+            if len(chosen) >= max(_SORTED, most):
                 found = sorted(found + chosen, key=_key)[:most]
                 chosen = []
         if not number % _LOOKED_AT:

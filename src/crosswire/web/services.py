@@ -95,8 +95,10 @@ async def list_services(ask: OperationRequest) -> ServicePage:
 async def _activities(ask: OperationRequest, turn: Turn) -> dict[str, list[Activity]]:
     """By service: that of a service includes its methods, which calls name."""
     found: dict[str, list[Activity]] = {}
-    for destination, activity in list(ask.server.metrics.destinations.by_name.items()):
-        if destination.startswith("service/"):
+    by_name = ask.server.metrics.destinations.by_name
+    for destination in list(by_name):
+        activity = by_name.get(destination)
+        if activity is not None and destination.startswith("service/"):
             found.setdefault(destination, []).append(activity)
             service = "/".join(destination.split("/")[:2])
             if service != destination:

@@ -16,6 +16,8 @@ from crosswire.web.times import Moment, at_s
 __all__ = ["STATE_OPERATIONS", "HubState", "Removed"]
 
 _REPORTS: Final = 20
+_COUNTED: Final = 256
+"""Connections that are counted before it is checked whether the turn is over."""
 
 
 class StoreState(msgspec.Struct, frozen=True):
@@ -90,6 +92,12 @@ async def show_state(ask: OperationRequest) -> HubState:
     """Counts and errors of the whole hub."""
     server, hub = ask.server, ask.hub
     totals = await ask.work.totals(server)
+    connections: Counter[str] = Counter()
+    async with ask.work.turn() as turn:
+        for number, each in enumerate(list(server.context.gateways.values())):
+            connections[each.protocol] += 1
+            if not number % _COUNTED:
+                await turn.pause()
     store, now = hub.store, ask.now()
     total = server.metrics.total
     return HubState(
@@ -101,7 +109,7 @@ async def show_state(ask: OperationRequest) -> HubState:
         draining=server.context.draining,
         open=server.context.access.open,
         listen={name: str(each.address) for name, each in server.listeners.items()},
-        connections=dict(Counter(each.protocol for each in server.context.gateways.values())),
+        connections=dict(connections),
         connections_limit=server.context.connection_slots.most,
         memory_bytes=server.context.budget.held_bytes,
         memory_limit_bytes=server.context.budget.limit_bytes,

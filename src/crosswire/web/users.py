@@ -15,6 +15,9 @@ from crosswire.web.paging import NameQuery, SortKey, page_of
 
 __all__ = ["USER_OPERATIONS"]
 
+_COUNTED: Final = 256
+"""Connections that are counted before it is checked whether the turn is over."""
+
 HubRight = Literal["produce", "consume", "call", "serve", "observe", "replicate", "administer"]
 
 
@@ -85,7 +88,7 @@ async def list_users(ask: OperationRequest) -> UserPage:
     """A page of users: of all for administrators, oneself for others."""
     query: UsersQuery = ask.query
     access = ask.server.context.access
-    connected = Counter(each.principal for each in ask.server.context.gateways.values())
+    connected: Counter[str] = Counter()
 
     def key(user: User) -> SortKey | None:
         is_visible = ask.is_administrator or user.name == ask.principal
@@ -94,6 +97,10 @@ async def list_users(ask: OperationRequest) -> UserPage:
         return -connected[user.name] if query.sort == "connections" else 0.0, user.name
 
     async with ask.work.turn() as turn:
+        for number, each in enumerate(list(ask.server.context.gateways.values())):
+            connected[each.principal] += 1
+            if not number % _COUNTED:
+                await turn.pause()
         page, following = await page_of(access.users(), key, query, turn)
     return UserPage([_row(each, connected[each.name]) for each in page], following, access.open)
 

@@ -523,7 +523,7 @@ class Backlog(ABC):
         """Its cursor can't be used: nothing is delivered, and nothing of it is written, until it
         is repaired."""
         self.stopped = reason
-        self._core.damage.report_stopped(self.title, reason)
+        self._core.damage.report_stopped(self, reason)
 
     def recover(self, now: float) -> None:
         """Continue after a restart: first with what was in memory, then with what is on disk."""
