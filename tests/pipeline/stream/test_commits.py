@@ -115,7 +115,9 @@ def test_what_is_dropped_goes_when_no_reader_follows_it(
     (old,) = tmp_path.rglob("0-false.parquet")
     batch(tmp_path, {})
     assert old.exists()
-    monkeypatch.setitem(Manifests.__init__.__kwdefaults__, "keep_s", -1.0)
+    defaults = Manifests.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "keep_s", -1.0)
     batch(tmp_path, {})
     assert not old.exists()
     assert shown(tmp_path) == ["2026-11-01/0-true.parquet"]
