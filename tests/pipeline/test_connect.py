@@ -33,7 +33,13 @@ def server(folder: Path, path: str) -> Iterator[str]:
         "spark.ui.enabled": "false",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
-    command = [SPARK_CLASS.with_name("spark-submit"), "--class", SERVER, "--master", "local[2]"]
+    command: list[str | Path] = [
+        SPARK_CLASS.with_name("spark-submit"),
+        "--class",
+        SERVER,
+        "--master",
+        "local[2]",
+    ]
     command += ["--driver-memory", "1g"]
     for name, value in settings.items():
         command += ["--conf", f"{name}={value}"]

@@ -30,7 +30,15 @@ def lowest() -> str:
 def test_the_tables_are_the_same(hub_lake: Made, tmp_path: Path) -> None:
     version = lowest()
     packages = tmp_path / "packages"
-    install = ["-m", "pip", "install", "--quiet", "--no-deps", "--target", packages]
+    install: list[str | Path] = [
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        packages,
+    ]
     subprocess.run([sys.executable, *install, f"pyspark=={version}"], check=True)
     source = Path(crosswire.__file__).parents[1]
     root = Path(__file__).parents[2]

@@ -16,6 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -34,6 +35,7 @@ from crosswire.pipeline.stream.run import BatchDone, Stream, run_stream
 from crosswire.pipeline.summary import Summary
 from crosswire.pipeline.tables.catalog import CATALOG
 from crosswire.pipeline.tables.names import NO_DATE
+from crosswire.pipeline.tables.views import view_statements
 from crosswire.pipeline.visible_tables import VisibleTables
 from crosswire.testing.traffic import SampleTraffic
 from tests.pipeline.captures import write_captures
@@ -273,6 +275,18 @@ def test_many_small_files_become_one(
     final = [path for path in files if "kept=false" not in path and NO_DATE not in path]
     assert len(final) == 1 and "/merged-1/" in final[0]
     assert len(tables(tmp_path / "out")["silver/frames"]) == 5
+    # Views of the single files of a stream have the date in both engines, too.
+    paths = {"silver.frames": VisibleTables(str(tmp_path / "out")).paths("silver.frames")}
+    query = "SELECT count(*) AS rows, count(DISTINCT date) AS days, min(date) AS first"
+    for statement in view_statements("spark", paths):
+        spark.sql(statement)
+    (in_spark,) = spark.sql(f"{query} FROM silver.frames").collect()
+    spark.sql("DROP VIEW silver.frames")
+    with duckdb.connect() as engine:
+        for statement in view_statements("duckdb", paths):
+            engine.execute(statement)
+        in_duckdb = engine.sql(f"{query} FROM silver.frames").fetchall()
+    assert in_duckdb == [tuple(in_spark)] and in_spark.rows == 5
 
 
 # ------------------------------------------------------------------------------- what is refused

@@ -32,7 +32,7 @@ from crosswire.pipeline.sources.new_input import (
     files_of,
 )
 from crosswire.pipeline.sources.pcap import SPLIT_BYTES
-from crosswire.pipeline.spark import plain_errors
+from crosswire.pipeline.spark import is_connect, plain_errors
 from crosswire.pipeline.stream.commits import StreamCommit, StreamOutput, StreamStaging, StreamStart
 from crosswire.pipeline.stream.driver import StreamDriver
 from crosswire.pipeline.stream.ledger_tables import LedgerTables
@@ -243,8 +243,11 @@ class _StreamLoop:
             if self._stop.is_set():
                 # Again and again: between two jobs of a batch there is none to cancel.
                 with self._cancelling:
-                    if self._is_cancelled:
+                    if self._is_cancelled and is_connect(self._spark):
                         self._spark.interruptAll()
+                    elif self._is_cancelled:
+                        # All at once: also those that another thread of ours has begun.
+                        self._spark.sparkContext.cancelAllJobs()
 
     def _summary(self, start: float) -> Summary:
         """The state of all tables, not only what this run added."""

@@ -92,12 +92,23 @@ def _in_spark(name: str, paths: Sequence[str]) -> list[str]:
         # Spark finds dates in the folders below one folder only, not in those of single files.
         selected.append("date" if is_folder else f"{_date_in_spark(table)} AS date")
     described = ", ".join(f"{column} COMMENT {_escaped(comment)}" for column, comment in columns)
-    # Any of the paths: Spark takes a pattern, but no list.
-    given = paths[0] if len(paths) == 1 else f"{{{','.join(paths)}}}"
     return [
         f"CREATE OR REPLACE VIEW {name} ({described}) COMMENT {_escaped(_about(name, table))} "
-        f"AS SELECT {', '.join(selected)} FROM parquet.`{given}`"
+        f"AS SELECT {', '.join(selected)} FROM parquet.`{_pattern(paths)}`"
     ]
+
+
+def _pattern(paths: Sequence[str]) -> str:
+    """Any of the paths: Spark takes a pattern, but no list. It must not begin with a brace, since
+    Hadoop would take that for a relative path."""
+    if len(paths) == 1:
+        return paths[0]
+    parts = [path.split("/") for path in paths]
+    shared = 0
+    while all(len(each) > shared + 1 and each[shared] == parts[0][shared] for each in parts):
+        shared += 1
+    rest = ",".join("/".join(each[shared:]) for each in parts)
+    return "/".join([*parts[0][:shared], f"{{{rest}}}"])
 
 
 def _date_in_spark(table: TableEntry) -> str:
