@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 
@@ -207,12 +208,20 @@ def test_a_round_over_many_queues_takes_short_turns() -> None:
     for number in range(50_000):
         bench.hub.queue(f"queue/{number}")
     bench.commit()
-    until, longest = bench.now + 150, 0.0
-    while (due := bench.hub.next_deadline()) is not None and due <= until:
-        bench.now = max(due, bench.now)
-        begin = time.process_time()
-        bench.hub.handle_deadline(bench.now)
-        longest = max(longest, time.process_time() - begin)
+    until, longest, steps = bench.now + 150, 0.0, 0
+    # A collection would look at all that the tests before this one have left, as well.
+    gc.freeze()
+    try:
+        while (due := bench.hub.next_deadline()) is not None and due <= until:
+            bench.now = max(due, bench.now)
+            begin = time.thread_time()
+            bench.hub.handle_deadline(bench.now)
+            longest = max(longest, time.thread_time() - begin)
+            steps += 1
+            if steps % 100 == 0:
+                bench.commit()
+    finally:
+        gc.unfreeze()
     assert not names(bench)
     assert longest < 0.02
 
