@@ -127,7 +127,7 @@ class SimulatedStager(_Operator):
         self, owner: ProducerKey, batch: int, name: str, keys: list[MessageKey]
     ) -> None:
         """In two parts, and one part of an attempt that is given up."""
-        # Its messages have numbers that nobody sent: whoever gets one reports it.
+        # Its messages have numbers that nobody sent: a consumer that gets one reports it.
         wrong = [MessageKey(STAGED, self.name, -each.number) for each in keys[:3]]
         half = len(keys) // 2
         parts = ((f"{name}x", 0, wrong), (name, 0, keys[:half]), (name, 1, keys[half:]))
@@ -166,7 +166,7 @@ class SimulatedScheduler(_Operator):
     """Adds a schedule, and removes it when faults have ended."""
 
     async def run(self, interval_s: float, until: float) -> None:
-        """As often as it fired, so many messages were accepted."""
+        """The number of fires is the number of messages that were accepted."""
         schedule = Schedule(
             id="tick",
             envelope=Envelope(destination=TICKS, kind=message_kind(TICKS), payload=b"tick"),

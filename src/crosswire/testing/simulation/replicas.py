@@ -319,7 +319,7 @@ class ReplicatedHub:
                 for each in self.replicas
             ]
             self.world.violate(
-                f"replicas are behind, though all faults have ended: the log has"
+                f"replicas lag, though all faults have ended: the log has"
                 f" {len(self.log.archive)}, {', '.join(positions)}"
             )
 
