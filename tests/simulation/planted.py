@@ -50,7 +50,7 @@ def try_bug(name: str, seeds: int) -> CampaignPart:
         seed=seed,
         rounds=seeds,
         seconds=round(time.perf_counter() - began, 1),
-        wrong=found is None,
+        wrong=int(found is None),
         details={"bug": name, "violation": _shortened(violation)},
     )
 

@@ -46,7 +46,7 @@ class RemotePeer(ABC):
         await asyncio.wait([self.ended, self.session.gone])
 
     def open(self) -> None:
-        """The handshake is done; the caller that waited for it may have given up."""
+        """The handshake is done; the caller may have given up meanwhile."""
         if not self.opened.done():
             self.opened.set_result(None)
 

@@ -39,7 +39,7 @@ _AGAIN_S: Final = 0.5
 T = TypeVar("T")
 
 
-class _OperatorUnanswered(Exception):
+class _Unanswered(Exception):
     """Nobody knows what became of a request."""
 
 
@@ -57,10 +57,10 @@ class _Operator:
         self._seen = seen
 
     async def _ask(self, act: Callable[[Hub, float], Awaitable[T]]) -> T:
-        """Raises what the hub raises, and _OperatorUnanswered."""
+        """Raises what the hub raises, and _Unanswered."""
         machine = next((each for each in self._hub.machines if each.serving is not None), None)
         if machine is None:
-            raise _OperatorUnanswered
+            raise _Unanswered
         server, process = machine.serving, machine.process
         assert server is not None and process is not None
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -80,14 +80,14 @@ class _Operator:
             async with asyncio.timeout(_ANSWER_S):
                 return await answer
         except TimeoutError:
-            raise _OperatorUnanswered from None
+            raise _Unanswered from None
 
     async def _until_done(self, act: Callable[[Hub, float], Awaitable[T]]) -> T:
         """Ask until there is an answer; what a disk or a change of leaders refuses is temporary."""
         while True:
             try:
                 return await self._ask(act)
-            except (_OperatorUnanswered, StoreError, NotLeading):
+            except (_Unanswered, StoreError, NotLeading):
                 await asyncio.sleep(_AGAIN_S)
 
 
@@ -166,7 +166,7 @@ class SimulatedScheduler(_Operator):
     """Adds a schedule, and removes it when faults have ended."""
 
     async def run(self, interval_s: float, until: float) -> None:
-        """Each fire is one accepted message."""
+        """The number of fires is the number of messages that were accepted."""
         schedule = Schedule(
             id="tick",
             envelope=Envelope(destination=TICKS, kind=message_kind(TICKS), payload=b"tick"),
