@@ -139,7 +139,7 @@ class LakeFeed:
             old = None
         if old is not None and old.term != self._term:
             # First of all: an earlier leader may be about to publish the files of this seal. With
-            # the later term those that this one publishes count, whichever comes last.
+            # the later term those that this one publishes count, even if the others come later.
             old = msgspec.structs.replace(old, term=self._term)
             await self._hub.seals.save(old)
         if old is not None and old.tables and old.tables != self._tables and not old.skipped:
