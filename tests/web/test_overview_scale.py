@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from benchmarks.overview import OVERVIEW, measure
+from tests.web.overview_cost import OVERVIEW, measure
 
 QUEUES, CONNECTIONS, ROUNDS = 100_000, 10_000, 9
 

@@ -1,6 +1,6 @@
 """What the console's requests cost a hub with very many queues and connections.
 
-    python benchmarks/overview.py [--queues 100000] [--connections 10000] [--rounds 7]
+    python -m tests.web.overview_cost [--queues 100000] [--connections 10000] [--rounds 7]
 
 A hub in its own process gets the queues, each with a message, and the connections. Then each
 request of the console's overview and lists is made several times, while a probe, one more
