@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -21,6 +22,7 @@ import crosswire
 from crosswire.cli.hub import Api
 from crosswire.errors import CrosswireError
 from crosswire.testing import RunningHub, running_hub
+from crosswire.testing.traffic import SampleTraffic, packets, write_pcap
 
 TOKEN = "the-token-of-an-operator"
 CONFIGURATION = f"""
@@ -112,6 +114,18 @@ def take(browser: BrowserThread, hub: RunningHub, folder: Path) -> None:
     def wait_for_tail(page: Any) -> None:
         page.locator(".tail > li").nth(12).wait_for()
 
+    def analyze(page: Any) -> None:
+        with TemporaryDirectory() as captures:
+            file = Path(captures) / "shop-traffic.pcap"
+            talks = SampleTraffic(connections=5, messages=60, payload_bytes=60).conversations()
+            records = [each for talk in talks for each in packets(talk)]
+            write_pcap(file, sorted(records, key=lambda each: each[0]))
+            page.set_input_files("input[type=file]", str(file))
+            page.locator(".virtual-row").filter(has_text="$publish").first.click()
+        page.get_by_role("treeitem", name="destination").last.click()
+        page.locator(".octet.marked").first.wait_for()
+        page.evaluate("scrollTo(0, 0)")
+
     shots: list[tuple[str, str, dict[str, Any], Any]] = [
         ("overview-light", "/", {}, None),
         ("queue-light", "/queues/shop%2Forders", {}, None),
@@ -123,6 +137,12 @@ def take(browser: BrowserThread, hub: RunningHub, folder: Path) -> None:
             "/tail?destination=queue/shop/orders",
             {"color_scheme": "dark"},
             wait_for_tail,
+        ),
+        (
+            "analyzer-light",
+            "/analyzer",
+            {"viewport": {"width": 1400, "height": 1290}},
+            analyze,
         ),
         ("phone-light", "/queues", {"viewport": {"width": 390, "height": 780}}, None),
     ]

@@ -199,6 +199,11 @@ def test_what_is_no_capture(console: ConsolePage, tmp_path: Path) -> None:
     expect(console.page.get_by_role("dialog")).to_contain_text("Removed")
 
 
+def echo(number: int) -> bytes:
+    """A request that the hub answers with the same."""
+    return serialize(Request(number, serialize_call("$echo", b'{"round":%d}' % number)))
+
+
 @contextmanager
 def raw_connection(hub: RunningHub) -> Iterator[tuple[socket.socket, str]]:
     """A connection whose bytes the test decides, and its id."""
@@ -225,8 +230,7 @@ def test_a_live_connection_is_watched(console: ConsolePage, hub: RunningHub) -> 
         page = console.page
         expect(page.locator(".subtitle .tag")).to_have_text("live")
         for number in range(2, 5):
-            call = serialize_call("$echo", b'{"round":%d}' % number)
-            peer.sendall(serialize(Request(number, call)))
+            peer.sendall(echo(number))
         expect(frames(console).filter(has_text="request")).to_have_count(3)
         expect(frames(console).filter(has_text="response")).to_have_count(3)
         frames(console).filter(has_text='"round":3').first.click()
@@ -254,15 +258,16 @@ def test_a_pause_keeps_what_is_shown(console: ConsolePage, hub: RunningHub) -> N
     with raw_connection(hub) as (peer, own):
         console.visit(f"/analyzer/live/{own}")
         expect(console.page.locator(".subtitle .tag")).to_have_text("live")
-        peer.sendall(3 * serialize(Ping()))
-        expect(frames(console).filter(has_text="ping")).to_have_count(3)
+        for number in (2, 3):
+            peer.sendall(echo(number))
+        expect(frames(console).filter(has_text='"round":3').first).to_be_visible()
         console.page.get_by_role("button", name="Pause").click()
-        peer.sendall(serialize(Ping()))
+        peer.sendall(echo(4))
         expect(status(console)).to_contain_text("passed meanwhile")
-        expect(frames(console).filter(has_text="ping")).to_have_count(3)
         console.page.get_by_role("button", name="Continue").click()
-        peer.sendall(serialize(Ping()))
-        expect(frames(console).filter(has_text="ping")).to_have_count(4)
+        peer.sendall(echo(5))
+        expect(frames(console).filter(has_text='"round":5').first).to_be_visible()
+        expect(frames(console).filter(has_text='"round":4')).to_have_count(0)
 
 
 def test_an_observer_analyzes_captures_but_sees_no_frames_of_others(

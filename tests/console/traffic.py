@@ -39,6 +39,10 @@ seal_s = 0.2
 [lake.tap]
 listeners = ["emp", "micromsg2"]
 
+[limits.emp]
+# A test that speaks EMP itself answers no ping, however busy the machine is.
+ping_interval_s = 600
+
 [queues.orders]
 retry = {{ max_attempts = 1 }}
 
