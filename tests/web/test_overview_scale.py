@@ -20,5 +20,6 @@ def test_requests_of_the_console_hold_nobody_up() -> None:
     idle_s, costs = measure(QUEUES, CONNECTIONS, ROUNDS)
     (overview,) = [each for each in costs if each.path == OVERVIEW]
     assert overview.took_s < 0.2
-    held = {each.path: round(each.held_s * 1000, 1) for each in costs if each.held_s > 0.02}
-    assert held == {}, f"ms; {idle_s * 1000:.1f} ms without a request"
+    # What other programs do to the probe is there without a request, too.
+    held = {each.path: each.held_s for each in costs if each.held_s > 0.02 + idle_s}
+    assert held == {}, f"{idle_s:.3f} s without a request"
