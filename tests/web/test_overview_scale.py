@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 
 import pytest
-
 from benchmarks.overview import OVERVIEW, measure
 
 QUEUES, CONNECTIONS, ROUNDS = 100_000, 10_000, 9
