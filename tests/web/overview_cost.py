@@ -50,6 +50,8 @@ _HELLO = serialize(Hello(1))
 _PING = serialize(Ping())
 _BATCH = 20_000
 _PAUSE_S = 0.2
+_IDLE_S = 2.0
+"""As long as the longest requests take: a longer time has a longer longest wait."""
 
 
 class RequestCost(msgspec.Struct, frozen=True):
@@ -195,7 +197,7 @@ def probing(hub: StartedHub) -> Iterator[Probe]:
 
 def _idle(probe: Probe) -> float:
     probe.longest = 0.0
-    time.sleep(_PAUSE_S)
+    time.sleep(_IDLE_S)
     return probe.longest
 
 

@@ -59,7 +59,7 @@ class ReportTicket(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     """Of this hub. It is valid once, and only for some seconds."""
     valid_s: float
-    """For how long, in seconds."""
+    """How long it is valid, if it is not used."""
 
 
 async def show_report(ask: OperationRequest) -> ReportState:
