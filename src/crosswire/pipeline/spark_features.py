@@ -1,7 +1,7 @@
 """What newer versions of Spark have for Python data sources, with stand-ins for older ones.
 
-Spark 4.0 has sources and streams; it pushes no filters down, and asks a stream for its latest
-offset without a start or a limit.
+Spark 4.0 has sources and streams; it pushes no filters down, asks a stream for its latest offset
+without a start or a limit, and writes streams row by row only.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pyspark.sql import datasource
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
+        DataSourceStreamArrowWriter,
         EqualTo,
         Filter,
         GreaterThan,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     )
 
     HAS_LIMITS: bool
+    HAS_STREAM_WRITERS: bool
 else:
 
     def _stand_in(name: str) -> type:
@@ -36,10 +38,12 @@ else:
         return type(name, (), {})
 
     for _name in (
+        "DataSourceStreamArrowWriter",
         *("EqualTo", "Filter", "GreaterThan", "GreaterThanOrEqual", "In"),
         *("LessThan", "LessThanOrEqual"),
     ):
         globals()[_name] = getattr(datasource, _name, None) or _stand_in(_name)
+    HAS_STREAM_WRITERS = hasattr(datasource, "DataSourceStreamArrowWriter")
     try:
         from pyspark.sql.streaming.datasource import (
             ReadAllAvailable,
@@ -62,6 +66,8 @@ else:
 
 __all__ = [
     "HAS_LIMITS",
+    "HAS_STREAM_WRITERS",
+    "DataSourceStreamArrowWriter",
     "EqualTo",
     "Filter",
     "GreaterThan",

@@ -18,11 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 from pyspark.taskcontext import TaskContext
 
@@ -30,6 +26,7 @@ from crosswire.errors import ClientError, InvalidInput
 from crosswire.pipeline.connector.address import HubAddress, path_of
 from crosswire.pipeline.connector.layout import SinkLayout
 from crosswire.pipeline.connector.options import address_of, check_names
+from crosswire.pipeline.spark_features import DataSourceStreamArrowWriter
 
 __all__ = ["CrosswireStreamWriter", "CrosswireWriter", "StagedTask"]
 
