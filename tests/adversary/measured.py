@@ -314,25 +314,28 @@ administer = true
         Turns are measured by the clock of the hub's thread, which stands still while others have
         the processor, but runs faster than its work while they share its caches. So one of a few
         attempts has to be without a longer turn, and none may have one of `WORST` times as long. A
-        round trip has no such clock: it is compared with those beside a polite peer, in the same
-        attempt.
+        round trip has no such clock. The best of the attempts is compared with the worst beside a
+        polite peer that keeps the hub busy for as long, right after each: what the machine alone
+        does to a neighbour is not the attack's.
         """
         large_s = LARGE_S * largest_mib
-        found = []
+        found: list[str] = []
+        pings: list[float] = []
+        limit_s = PING_S + 2 * large_s
+        is_short = False
         for _ in range(ATTEMPTS):
             cost = self.measure(attack)
             found.append(str(cost))
-            assert not cost.turns_over(WORST * (TURN_S + large_s)), "\n".join(found)
-            limit_s = PING_S + 2 * large_s
-            if cost.ping_s > limit_s:
+            text = "\n".join(found)
+            assert not cost.turns_over(WORST * (TURN_S + large_s)), text
+            assert cost.kept_bytes <= KEPT_BYTES, text
+            is_short = is_short or not cost.turns_over(TURN_S + large_s)
+            pings.append(cost.ping_s)
+            if min(pings) > limit_s:
                 beside = self.measure(polite(max(cost.seconds, POLITE_S)))
                 found.append(f"polite: {beside}")
-                limit_s = max(limit_s, 2 * large_s + TIMES * beside.ping_s)
-            if (
-                cost.ping_s <= limit_s
-                and not cost.turns_over(TURN_S + large_s)
-                and cost.kept_bytes <= KEPT_BYTES
-            ):
+                limit_s = max(limit_s, 2 * large_s + TIMES * beside.trips_s[-1])
+            if is_short and min(pings) <= limit_s:
                 return
         raise AssertionError("\n".join(found))
 
