@@ -31,7 +31,7 @@ class CampaignPart(msgspec.Struct, kw_only=True, omit_defaults=True):
     acknowledged: int = 0
     lost: int = 0
     returned: int = 0
-    wrong: int | bool = 0
+    wrong: int = 0
     unavailable_s: float = 0.0
     details: dict[str, int | float | str] = {}
 
