@@ -173,6 +173,8 @@ class Observations:
             ("crash",), life.refused_at - _SETTLE_S, life.refused_at + _LONGEST_FAULT_S
         ):
             world.violate(f"{consumer} got {key}, which the hub had refused")
+        if group.startswith("queue/") and key not in self._durable:
+            world.violate(f"{consumer} got {key}, which is not durable")
         reception = self.receptions.setdefault(DeliveryKey(group, key), _Reception())
         reception.deliveries += 1
         if attempt is not None:
