@@ -211,10 +211,25 @@ class Chaos:
         """One is left of three."""
         others = [each for each in self.cluster.replicas if each is not leader]
         victim = self._chance.choice(others)
+        # What two of them have may be trimmed: without the third nobody could lead before one of
+        # the two is back.
+        await self._caught_up(leader)
         await asyncio.gather(leader.end(signal.SIGKILL), victim.end(signal.SIGKILL))
         await self.cluster.leader()
         await leader.start()
         await victim.start()
+
+    async def _caught_up(self, leader: ReplicaProcess) -> None:
+        """All replicas have on their disks what the leader has now."""
+        _, state = await leader.ask("/v1/replication")
+        newest = state["applied"]
+        async with asyncio.timeout(_ROUND_S):
+            while True:
+                synced = [each["synced"] for each in state["replicas"]]
+                if len(synced) == len(self.cluster.replicas) and min(synced) >= newest:
+                    return
+                await asyncio.sleep(0.1)
+                _, state = await leader.ask("/v1/replication")
 
     async def cut(self, leader: ReplicaProcess) -> None:
         """Statements of the log are cancelled and connections ended, then the leader is killed."""
