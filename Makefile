@@ -13,7 +13,7 @@ SEEDS ?= 10000
 ROUNDS ?= 200
 TEST_PROCESSES ?= 3
 
-.PHONY: install demo docs reference test test-fast test-long check fuzz campaign simulate chaos bench lock sbom clean
+.PHONY: install browser demo docs reference screenshots test test-fast test-long check fuzz campaign simulate chaos bench lock sbom clean
 
 install: $(READY)
 
@@ -32,9 +32,21 @@ demo: $(READY)
 
 PYTEST = $(BIN)/python -m pytest
 
+# Tests of the console drive Debian's Chromium, which is installed where it is missing and we may.
+# CROSSWIRE_TEST_BROWSER names another one.
+browser:
+	@if command -v chromium >/dev/null || test -n "$$CROSSWIRE_TEST_BROWSER"; then :; \
+	elif test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \
+		apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
+			apt-get -qq install --yes --no-install-recommends chromium; \
+	else \
+		echo "No Chromium, and no root to install it: tests/console will fail. Install it with"; \
+		echo "'apt-get install chromium', or set CROSSWIRE_TEST_BROWSER=/path/to/chrome"; \
+	fi
+
 # In three processes, since many tests wait for something; tests/conftest.py decides which tests go
 # where. Those that measure time or CPU come afterwards, when nothing else runs.
-test: check
+test: check browser
 	$(PYTEST) --numprocesses $(TEST_PROCESSES) -m "not (alone or long)"
 	$(PYTEST) -m "alone and not long"
 
@@ -77,6 +89,10 @@ docs: $(READY)
 # Pages of the reference that are made from the code.
 reference: $(READY)
 	$(BIN)/python scripts/make_reference.py
+
+# The pictures of docs/console.md.
+screenshots: $(READY) browser
+	$(BIN)/python scripts/make_screenshots.py
 
 # What the scripts share is not run.
 BENCHMARKS = $(filter-out %/from_tests.py %/measure.py,$(wildcard benchmarks/*.py))

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
-from axe_playwright_python.sync_playwright import Axe
+from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import (
     Browser,
     BrowserContext,
@@ -150,9 +150,16 @@ class ConsolePage:
         """The rows of tables that contain a text."""
         return self.page.locator("main tbody tr").filter(has_text=text)
 
-    def accessibility_faults(self) -> list[str]:
-        """Serious and critical faults that axe finds on the page as it is."""
-        found = Axe().run(self.page).response["violations"]
+    def accessibility_faults(self, *rules: str) -> list[str]:
+        """Serious and critical faults that axe finds on the page as it is, by all of its rules or
+        by these."""
+        options: dict[str, Any] = {"resultTypes": ["violations"]}
+        if rules:
+            options["runOnly"] = list(rules)
+        if self.page.evaluate("typeof axe") == "undefined":
+            self.page.evaluate(AXE_SCRIPT)
+        run = "async (options) => (await axe.run(options)).violations"
+        found = self.page.evaluate(run, options)
         return [
             f"{each['id']} ({each['impact']}): {node['html']}: {node.get('failureSummary', '')}"
             for each in found

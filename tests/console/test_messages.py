@@ -173,7 +173,10 @@ def test_a_queue_is_created_published_to_paused_moved_and_deleted(console: Conso
     dialog.get_by_label("Payload", exact=True).fill('{"item": "milk"}')
     dialog.get_by_role("button", name="Publish").click()
     expect(dialog).to_contain_text("It is stored as message")
-    dialog.get_by_role("button", name="Close").click()
+    dialog.get_by_role("link").click()
+    expect(page.get_by_role("heading", name="What happened")).to_be_visible()
+    expect(dialog).to_have_count(0)
+    page.go_back()
     expect(console.row("milk")).to_have_count(1)
 
     page.get_by_role("button", name="Pause…").click()

@@ -56,6 +56,10 @@ async def test_the_life_of_three_replicas(cluster: ReplicaCluster) -> None:
     assert leader.name in refused["description"]
     status, metrics = await standby.ask("/metrics")
     assert status == 200 and "crosswire_replica_leading 0" in metrics
+    status, session = await standby.ask("/v1/session")
+    assert (status, session["role"], session["leader"]) == (200, "standby", leader.name)
+    status, page = await standby.ask("/")
+    assert status == 200 and "/console/main.js" in page
     assert (await leader.ask("/readyz"))[0] == 200
 
     # Killed: another one has everything that was acknowledged.

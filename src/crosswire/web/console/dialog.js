@@ -2,6 +2,13 @@
 
 import { el, notice, put, uniqueId } from "./dom.js";
 
+const opened = new Set();
+
+/** Ends open dialogs without their `done`: another screen is shown. */
+export function leaveDialogs() {
+  for (const leave of [...opened]) leave();
+}
+
 /**
  * Asks for what an act needs, performs it, and shows its result.
  *
@@ -61,11 +68,16 @@ export function openDialog({ title, text, fields = [], action, danger = false, c
     }
     run(act, true);
   });
-  dialog.addEventListener("close", () => {
+  function leave() {
+    opened.delete(leave);
     stopped.abort();
     dialog.remove();
+  }
+  dialog.addEventListener("close", () => {
+    leave();
     if (isDone) done?.();
   });
+  opened.add(leave);
   document.body.append(dialog);
   dialog.showModal();
   return dialog;

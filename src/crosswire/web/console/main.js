@@ -1,6 +1,7 @@
 // The console's frame: sign-in, navigation, what the hub's state is, and the current screen.
 
 import * as api from "./api.js";
+import { leaveDialogs } from "./dialog.js";
 import { el, notice, put } from "./dom.js";
 import { visible } from "./format.js";
 import { href, isCurrent, go, start as startRouter, stop as stopRouter, navigate } from "./router.js";
@@ -10,7 +11,7 @@ import { signIn } from "./sign_in.js";
 import { showStandby } from "./standby.js";
 import { themeButton } from "./theme.js";
 
-const SESSION_MS = 10_000;
+const SESSION_MS = 5_000;
 const SLOW_MS = 150;
 
 let session = null;
@@ -57,7 +58,8 @@ function endSession(reason) {
   screen = null;
   session = null;
   api.setToken(null);
-  for (const each of document.querySelectorAll("dialog, .toasts")) each.remove();
+  leaveDialogs();
+  document.querySelector(".toasts")?.remove();
   signIn(document.body, reason, begin);
 }
 
@@ -74,7 +76,7 @@ function frame() {
   put(document.body,
     el("a", { class: "skip", href: "#main", onclick: (event) => { event.preventDefault(); parts.main.focus(); } }, "Skip to content"),
     el("header", { class: "top" }, parts.menu,
-      el("a", { class: "brand", href: "#/" }, el("img", { src: "/console/icon.svg", alt: "", width: 24, height: 24 }), "Crosswire"),
+      el("a", { class: "brand", href: "#/" }, el("img", { src: "/console/icon.svg", alt: "", width: 24, height: 24 }), el("span", { class: "brand-text" }, "Crosswire")),
       el("span", { class: "node", title: "The name of the hub's data" }, el("bdi", {}, visible(session.node))),
       jump(), themeButton(), user()),
     parts.navigation,
@@ -139,6 +141,7 @@ function showBanners() {
 
 async function show(route, params, query) {
   screen?.leave();
+  leaveDialogs();
   openMenu(false);
   const isFirst = screen === null;
   const root = el("div", { class: "screen" });

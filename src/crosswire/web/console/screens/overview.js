@@ -18,7 +18,7 @@ export async function show(screen) {
   const period = screen.query.period in PERIODS ? screen.query.period : "5m";
   screen.heading("Overview", { actions: periods(period) });
   const troubles = el("div", {});
-  const tiles = el("div", { class: "tiles" });
+  const tiles = el("div", { class: "tiles eight" });
   const plots = makePlots();
   const left = el("div", {});
   const right = el("div", {});

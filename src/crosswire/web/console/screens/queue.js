@@ -40,7 +40,7 @@ export async function show(screen) {
     put(tag, stateTag(detail), detail.stopped ? [" ", name(detail.stopped)] : null);
     put(tiles,
       tile("Waiting", short(detail.length), size(detail.size_bytes)),
-      tile("Held by consumers", short(detail.held), "not settled yet"),
+      tile("Held", short(detail.held), "by consumers"),
       tile("Oldest", detail.oldest ? duration(Math.floor(detail.oldest_age_s)) : "–", detail.oldest ? time(detail.oldest) : "nothing waits"),
       tile("In", rate(detail.rates.accepted), `delivered ${rate(detail.rates.delivered)}`),
       tile("Settled", rate(detail.rates.settled), `failed ${rate(detail.rates.failed)}`),

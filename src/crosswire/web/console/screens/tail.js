@@ -58,7 +58,7 @@ function watch(screen, destination, filter) {
   } }, "Pause");
   const clear = el("button", { type: "button", onclick: () => { put(list); waiting.hidden = false; } }, "Clear");
   screen.root.append(problem, el("section", { class: "panel" },
-    el("h2", {}, el("span", {}, destinationLink(destination), " ", status), el("span", { class: "actions" }, counts, pause, clear)), waiting, list));
+    el("div", { class: "panel-head" }, el("h2", {}, destinationLink(destination), " ", status), el("div", { class: "actions" }, counts, pause, clear)), waiting, list));
 
   function showCounts() {
     put(counts, plural(total, "message"), lost ? `, ${count(lost)} not shown` : "", held.length ? `, ${count(held.length)} held back` : "");

@@ -1,0 +1,163 @@
+"""Makes the pictures of docs/console.md: a hub with traffic of several protocols, and a browser.
+
+python scripts/make_screenshots.py [--folder docs/pictures] [--seconds 20]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.console.browser import BrowserThread, ConsolePage
+
+import crosswire
+from crosswire.cli.hub import Api
+from crosswire.errors import CrosswireError
+from crosswire.testing import RunningHub, running_hub
+
+TOKEN = "the-token-of-an-operator"
+CONFIGURATION = f"""
+[[users]]
+name = "operator"
+token = "{TOKEN}"
+administer = true
+produce = ["queue/#", "topic/#"]
+consume = ["queue/#", "topic/#"]
+call = ["service/#"]
+serve = ["service/#"]
+
+[lake]
+seal_s = 0.5
+
+[lake.tap]
+listeners = ["emp", "epoxy", "micromsg2", "relink"]
+
+[queues."shop/orders"]
+retry = {{ max_attempts = 2, first_delay_s = 0.05 }}
+"""
+ITEMS = ("tea", "milk", "bread", "coffee", "salt")
+
+
+class Traffic:
+    """Producers and consumers on threads, until it is stopped."""
+
+    def __init__(self, hub: RunningHub) -> None:
+        self._hub = hub
+        self._stopped = threading.Event()
+        self._random = random.Random(7)
+        self._threads = [
+            threading.Thread(target=self._produce, args=("micromsg2", "queue/shop/orders", 25)),
+            threading.Thread(target=self._produce, args=("epoxy", "queue/billing/invoices", 8)),
+            threading.Thread(target=self._produce, args=("emp", "queue/mail/outgoing", 3)),
+            threading.Thread(target=self._consume, args=("emp", "queue/shop/orders")),
+            threading.Thread(target=self._consume, args=("micromsg2", "queue/billing/invoices")),
+        ]
+
+    def __enter__(self) -> Traffic:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _connect(self, protocol: str) -> Any:
+        return crosswire.connect_sync(self._hub.url(protocol), token=TOKEN)
+
+    def _produce(self, protocol: str, destination: str, rate: float) -> None:
+        with self._connect(protocol) as client:
+            number = 0
+            while not self._stopped.wait(self._random.expovariate(rate)):
+                number += 1
+                item = self._random.choice(ITEMS)
+                price: float | str = round(self._random.uniform(1, 30), 2)
+                if destination == "queue/shop/orders" and number % 23 == 0:
+                    price = "twelve"
+                body = {"order": 1000 + number, "item": item, "price": price, "currency": "EUR"}
+                client.publish(destination, body, properties={"item": item, "shop": "north"})
+
+    def _consume(self, protocol: str, destination: str) -> None:
+        with self._connect(protocol) as client, client.subscribe(destination) as messages:
+            while not self._stopped.is_set():
+                try:
+                    message = messages.receive(timeout_s=0.5)
+                except CrosswireError:
+                    continue
+                if isinstance(message.body["price"], str):
+                    message.refuse("price is no number")
+                else:
+                    message.settle()
+
+
+def take(browser: BrowserThread, hub: RunningHub, folder: Path) -> None:
+    """All pictures; the traffic goes on meanwhile."""
+    api = Api(hub.url("http"), TOKEN)
+    letter = api.get("/v1/dead/letters", queue="shop/orders", limit=1)["letters"][0]
+    message = letter["origin_id"]
+
+    def edit(page: Any) -> None:
+        payload = page.get_by_label("Payload (JSON)")
+        payload.fill(payload.input_value().replace('"twelve"', "12"))
+        page.get_by_label("Difference of the payload").wait_for()
+
+    def wait_for_tail(page: Any) -> None:
+        page.locator(".tail > li").nth(12).wait_for()
+
+    shots: list[tuple[str, str, dict[str, Any], Any]] = [
+        ("overview-light", "/", {}, None),
+        ("queue-light", "/queues/shop%2Forders", {}, None),
+        ("trace-dark", f"/messages/{message}", {"color_scheme": "dark"}, None),
+        ("dead-letters-light", "/dead/shop%2Forders", {}, None),
+        ("edit-light", f"/dead/shop%2Forders/{letter['id']}", {}, edit),
+        (
+            "tail-dark",
+            "/tail?destination=queue/shop/orders",
+            {"color_scheme": "dark"},
+            wait_for_tail,
+        ),
+        ("phone-light", "/queues", {"viewport": {"width": 390, "height": 780}}, None),
+    ]
+    for name, screen, options, prepare in shots:
+        options.setdefault("viewport", {"width": 1200, "height": 780})
+        assert browser.browser is not None
+        tab = ConsolePage(browser.browser, hub.url("http"), **options)
+        try:
+            tab.sign_in(TOKEN)
+            tab.visit(screen)
+            if prepare is not None:
+                prepare(tab.page)
+            path = folder / f"console-{name}.png"
+            tab.page.screenshot(path=path)
+            print(path, f"{path.stat().st_size / 1024:.0f} KiB")
+            assert tab.faults == [], tab.faults
+        finally:
+            tab.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, default=Path("docs/pictures"))
+    parser.add_argument("--seconds", type=float, default=20.0, help="of traffic before the first")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    browser = BrowserThread()
+    try:
+        browser.start()
+        with running_hub(config=CONFIGURATION) as hub, Traffic(hub):
+            time.sleep(options.seconds)
+            browser.run(lambda: take(browser, hub, options.folder))
+    finally:
+        browser.stop()
+
+
+if __name__ == "__main__":
+    main()
