@@ -31,7 +31,7 @@ function bodyCell(column, row, isFirst) {
     scope: isFirst ? "row" : null,
     "data-label": column.title || column.label || null,
     // One element beside the label: on narrow screens both are in a grid.
-  }, isFirst ? column.cell(row) : el("div", {}, column.cell(row)));
+  }, el("div", {}, column.cell(row)));
 }
 
 // On narrow screens rows become cards. That takes the table's meaning away from screen readers,
