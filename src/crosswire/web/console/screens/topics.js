@@ -2,7 +2,7 @@
 
 import * as api from "../api.js";
 import { el, emptyState } from "../dom.js";
-import { count, nameLink, plural, rate } from "../format.js";
+import { count, nameLink, rate } from "../format.js";
 import { toTopic } from "../links.js";
 import { href } from "../router.js";
 import { publishDialog } from "../publish.js";
@@ -33,9 +33,9 @@ export async function show(screen) {
   }));
 }
 
+/** Connections, and named subscriptions: short, as numbers are kept on one line. */
 function audience(row) {
-  const named = row.subscriptions.length
-    ? [el("a", { href: href("/subscriptions", {}, { topic: row.name }) }, plural(row.subscriptions.length, "named subscription"))] : [];
-  const others = row.subscribers || !named.length ? [plural(row.subscribers, "connection")] : [];
-  return [...others, others.length && named.length ? ", " : null, ...named];
+  if (!row.subscriptions.length) return count(row.subscribers);
+  const named = el("a", { href: href("/subscriptions", {}, { topic: row.name }) }, `${count(row.subscriptions.length)} named`);
+  return row.subscribers ? [`${count(row.subscribers)}, `, named] : named;
 }
