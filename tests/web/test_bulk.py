@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 
 from crosswire.errors import InvalidDestination, RequestFailed, ServiceUnavailable
+from crosswire.hub.intake_gate import IntakeGate
 from crosswire.server.log_selection import MOST_DESTINATIONS, MOST_PATTERNS, LogSelection
 from crosswire.web.long_work import LongWork
 from tests.web.conftest import WebHub
@@ -33,6 +34,22 @@ async def test_properties_are_measured_before_they_are_parsed(web: WebHub) -> No
     wrong = {"destination": "queue/q", "text": "x", "properties": {"a": []}}
     with pytest.raises(RequestFailed, match="properties"):
         await web.post("/v1/messages", {"messages": [wrong]})
+
+
+async def test_producers_wait_while_too_much_waits_for_the_log(web: WebHub) -> None:
+    pending = 101
+    gate = web.hub.commits.gate = IntakeGate(lambda: pending, 100)
+    one = {"messages": [{"destination": "queue/q", "text": "x"}]}
+    many = {"messages": [{"destination": "queue/q", "text": "x"}] * 200}
+    requests = [asyncio.ensure_future(web.post("/v1/messages", each)) for each in (one, many)]
+    async with asyncio.timeout(20):
+        while gate.waiting < 2:
+            await asyncio.sleep(0.01)
+    assert "queue/q" not in web.hub.store.destinations()
+    pending = 0
+    gate.look()
+    made = await asyncio.gather(*requests)
+    assert [len(each["ids"]) for each in made] == [1, 200]
 
 
 async def test_too_many_messages_are_refused(web: WebHub) -> None:
