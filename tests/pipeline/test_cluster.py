@@ -112,6 +112,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pat
             node.stop()
 
 
+@pytest.mark.long  # `test_spark_submit_starts_it` runs on the same workers
 def test_the_command_on_a_cluster(cluster: tuple[str, Path], tmp_path: Path) -> None:
     url, folder = cluster
     traffic = SampleTraffic(protocols=("emp", "epoxy"), connections=4, messages=5)

@@ -190,6 +190,7 @@ def until_a_batch(spark: SparkSession, given: Delivery, output: Path) -> Summary
     return summary
 
 
+@pytest.mark.long  # the tests after it are killed at chosen steps of a commit
 def test_killed_at_any_moment(
     spark: SparkSession, tmp_path: Path, expected: tuple[Tables, Summary]
 ) -> None:
