@@ -356,7 +356,8 @@ class StreamOutput:
                 small = [path for path in group if self._store.size(path) < _MERGED_BYTES]
                 if len(small) < _MERGED_FILES // 2:
                     continue
-                merged = f"{staging.folder}/{_MERGED}{level + 1}/{table}"
+                # With the same keys as other files: DuckDB refuses paths that differ in them.
+                merged = f"{staging.folder}/{_MERGED}{level + 1}/{TARGET_TABLE}={table}/{KEPT}=true"
                 merged += "" if date is None else f"/{DATE}={date}"
                 urls = [self._store.url(path) for path in small]
                 rows = self._spark.read.schema(schema_of(entry(table))).parquet(*urls)
