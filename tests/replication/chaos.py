@@ -96,6 +96,8 @@ class Traffic:
             try:
                 await party.produce(queues[count % len(queues)], payload.encode(), "text/plain")
             except ClientError:
+                # A client that has ended raises without waiting: others need the loop, too.
+                await asyncio.sleep(0.01)
                 continue
             # eMQP sends without a receipt: nobody knows what was acknowledged.
             if not isinstance(party, EmqpParty):
