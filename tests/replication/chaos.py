@@ -422,8 +422,8 @@ async def run(
     chance = random.Random(seed)
     cluster = ReplicaCluster(pool.take(), folder, settings=_SETTINGS)
     if planted:
-        for each in cluster.replicas:
-            each.program = ("tests.replication.planted", planted)
+        for replica in cluster.replicas:
+            replica.program = ("tests.replication.planted", planted)
     balancer = Balancer(cluster)
     await balancer.start()
     try:

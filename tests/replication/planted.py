@@ -1,9 +1,8 @@
 """Hubs with a planted fault, which the chaos run has to find: `python -m tests.replication.planted
 FAULT serve …`.
 
-    lost       groups are acknowledged that were never appended
     returned   settlements are confirmed, and are not in the log
-    doubled    a new leader gives out ids that the last one had given out
+    doubled    a new leader gives out ids that the last one had given out: what had them is lost
 """
 
 from __future__ import annotations
@@ -12,29 +11,11 @@ import sys
 from typing import Final
 
 from crosswire.cli.main import main
-from crosswire.commitlog.body import RecordedBody
 from crosswire.commitlog.contract import CommitGroup
-from crosswire.commitlog.leader import LeaderLog
 from crosswire.store.keys import state_key
 from crosswire.store.replica import ReplicaStore
 
 _CURSORS: Final = (state_key("change", b""), state_key("cursor", b""))
-
-
-def plant_lost() -> None:
-    append = LeaderLog._append_group
-    numbers = {"groups": 0}
-
-    async def append_some(self: LeaderLog, group: CommitGroup) -> None:
-        numbers["groups"] += 1
-        if numbers["groups"] % 3 or not group.appended:
-            await append(self, group)
-            return
-        assert isinstance(group.body, RecordedBody)
-        self._target.apply_group(group, group.body.encode(), self._chain.position)
-        self.pending_bytes = 0
-
-    LeaderLog._append_group = append_some  # type: ignore[method-assign]
 
 
 def plant_returned() -> None:
@@ -61,7 +42,7 @@ def plant_doubled() -> None:
     ReplicaStore._recover = recover_ids  # type: ignore[method-assign]
 
 
-FAULTS: Final = {"lost": plant_lost, "returned": plant_returned, "doubled": plant_doubled}
+FAULTS: Final = {"returned": plant_returned, "doubled": plant_doubled}
 
 if __name__ == "__main__":
     FAULTS[sys.argv[1]]()
