@@ -192,9 +192,8 @@ print(json.dumps([msgid, socket.recv_multipart(), socket.recv_multipart()]))
 for more in {{}}, {{"unschedule": True}}:
     messages.schedule(socket, "jobs_demo.plain", interval_secs=60, args=(1,), **more)
 messages.schedule(socket, "jobs_demo.plain", cron="* * * * *", headers=("nohaste",))
-"""
-        async with run(ask, at(broker.ports["emqp-clients"])) as process:
-            await process.wait()
+{STAY}"""
+        async with run(ask, at(broker.ports["emqp-clients"])):
             await broker.until(lambda: len(broker.events(ScheduleReceived)) == 2)
         first, second = broker.events(ScheduleReceived)
         (gone,) = broker.events(UnscheduleReceived)
