@@ -17,7 +17,7 @@ from tests.pipeline.conftest import Made
 from tests.pipeline.stream.test_run import tables
 from tests.pipeline.test_cluster import SPARK_CLASS, free_port, wait_for_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark]
+pytestmark = [pytest.mark.long, pytest.mark.spark]
 
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
@@ -64,7 +64,7 @@ def server(folder: Path, path: str) -> Iterator[str]:
             child.wait()
 
 
-@pytest.mark.parametrize("ship", ["false", pytest.param("true", marks=pytest.mark.long)])
+@pytest.mark.parametrize("ship", ["false", "true"])
 def test_the_tables_are_the_same(hub_lake: Made, tmp_path: Path, ship: str) -> None:
     given = hub_lake.folder.parent / "data"
     # Without the package it is sent there, and compiled again, which takes minutes.

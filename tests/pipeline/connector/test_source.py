@@ -450,7 +450,7 @@ def test_the_lag_is_reported_by_destination(hub: Hub) -> None:
     assert reader.reportLatestOffset()["lag"] == {"queue/lagging": 2, "topic/lagging": 1}
 
 
-def test_pushed_filters_and_columns_are_in_the_plan(
+def test_columns_are_in_the_plan(
     spark: SparkSession, hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Spark does not tell a Python source which columns it needs: the option `columns` does."""
@@ -458,7 +458,6 @@ def test_pushed_filters_and_columns_are_in_the_plan(
     register(spark)
     reader = spark.read.format("crosswire").option("hub", hub.url)
     frame = reader.option("subscribe", "queue/explained").option("columns", "topic,offset").load()
-    frame.where("offset > 3 and topic = 'queue/explained'").explain("formatted")
+    frame.explain("formatted")
     plan = capsys.readouterr().out
     assert "[topic#" in plan and "value#" not in plan
-    assert "PushedFilters" in plan and "GreaterThan(offset,3)" in plan

@@ -148,7 +148,10 @@ async function show(route, params, query) {
   const mine = screen = new Screen(root, params, query, session);
   showNavigation();
   // What is shown stays until the next screen is there, unless that takes long.
-  const slow = setTimeout(() => put(parts.main, el("p", { class: "muted" }, "Loading…")), SLOW_MS);
+  const slow = setTimeout(() => {
+    // Another one may have been asked for, and shown, while this one loads.
+    if (screen === mine) put(parts.main, el("p", { class: "muted" }, "Loading…"));
+  }, SLOW_MS);
   try {
     if (session.role === "standby") await showStandby(mine);
     else if (route === null) notFound(mine);
