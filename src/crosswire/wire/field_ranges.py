@@ -72,8 +72,9 @@ def field_ranges(protocol: str, frame: Frame, data: bytes, decoder: Decoder) -> 
 
 # ------------------------------------------------------------------------------------------- JSON
 
-# A string, a sign, or a number or word. Possessive, so that no text takes more than one pass.
-_TOKEN: Final = re.compile(rb'\s*+(?:("(?:[^"\\]|\\.)*+")|([{}\[\],:])|([^\s{}\[\],:"]++))', re.S)
+# A string, a sign, or a number or word. Possessive, so that no text takes more than one pass; a
+# string without an end matches, too, or the search for one would begin again at each quote in it.
+_TOKEN: Final = re.compile(rb'("(?:[^"\\]|\\.)*+("?))|([{}\[\],:])|([^\s{}\[\],:"]++)', re.S)
 
 
 class _OpenValue:
@@ -98,11 +99,16 @@ def _json_values(text: bytes) -> Iterator[tuple[FieldPath, int, int]]:
     """Path, start and end of all values, from the inside out; without recursion."""
     open_values: list[_OpenValue] = []
     for token in _TOKEN.finditer(text):
-        string, sign, word = token.groups()
+        string, closing, sign, word = token.groups()
+        if string is not None and not closing:
+            return
         last = open_values[-1] if open_values else None
         start, end = token.end() - len(string or sign or word), token.end()
         if sign in (b"{", b"["):
-            path: FieldPath = () if last is None else last.next_path
+            path: FieldPath = () if last is None else last.path
+            if last is not None and len(path) <= _MOST_LEVELS:
+                # Deeper ones are not shown: without longer paths, depth costs nothing.
+                path = last.next_path
             open_values.append(_OpenValue(path, start, sign == b"{"))
         elif sign in (b"}", b"]") and last is not None:
             open_values.pop()
