@@ -28,7 +28,7 @@ def test_connections_show_what_they_do_and_why_they_ended(
         found = flows.get("/v1/connections", sort="age")["connections"][-1]["id"]
         console.visit(f"/connections/{found}")
         link = console.page.get_by_role("link", name="Frames, live")
-        expect(link).to_have_attribute("href", f"#/analyzer?connection={found}")
+        expect(link).to_have_attribute("href", f"#/analyzer/live/{found}")
         expect(console.row("queue/closing")).to_contain_text("consumes")
         console.check()
         console.page.get_by_role("button", name="Close…").click()

@@ -4,9 +4,8 @@ import * as api from "../api.js";
 import { openDialog } from "../dialog.js";
 import { el, emptyState, notice, put, tile } from "../dom.js";
 import { ago, count, duration, name, rate, size, time, visible } from "../format.js";
-import { destinationLink } from "../links.js";
+import { destinationLink, toFrames } from "../links.js";
 import { facts } from "../message_view.js";
-import { href } from "../router.js";
 import { plainTable } from "../table.js";
 import { lasted, protocolName, userLink } from "./connections.js";
 
@@ -45,7 +44,7 @@ export async function show(screen) {
       back: [["Connections", "#/connections"]],
       subtitle,
       actions: [
-        el("a", { class: "button", href: href("/analyzer", {}, { connection: id }) }, isOpen ? "Frames, live" : "Frames"),
+        isOpen ? el("a", { class: "button", href: toFrames(id) }, "Frames, live") : null,
         isOpen && screen.session.administer ? el("button", { type: "button", class: "danger", onclick: close }, "Close…") : null,
       ],
     });
