@@ -17,6 +17,7 @@ from crosswire.errors import ConfigError, RequestFailed, StoreFull
 from crosswire.hub.policies import QueuePolicy
 from crosswire.listeners import PLAIN_LISTENERS
 from crosswire.server.server import Server
+from tests.e2e.bridging import until
 from tests.gateways.conftest import StartServer, port_of
 
 ANNA = User(name="anna", token="a-secret-of-anna", produce=("queue/#",))
@@ -59,6 +60,22 @@ async def test_schedules_follow_the_configuration(start_server: StartServer) -> 
     await server.hub.committed()
     server.reload(with_changes(server, schedules=()))
     assert server.hub.schedules.all() == []
+
+
+async def test_a_schedule_that_has_fired_as_often_as_it_should_stays_away(
+    start_server: StartServer,
+) -> None:
+    once = ScheduleEntry(
+        id="once", destination="queue/q", interval_s=0.1, text="x", run_count=1, missed="skip"
+    )
+    server = await start_server(schedules=(once,))
+    await until(lambda: server.hub.depth("queue/q")[0] == 1)
+    assert server.hub.schedules.all() == []
+    server.reload(with_changes(server, schedules=(once,), drain_s=0.1))
+    assert server.hub.schedules.all() == []
+    more = msgspec.structs.replace(once, run_count=2)
+    server.reload(with_changes(server, schedules=(more,), drain_s=0.1))
+    assert [each.id for each in server.hub.schedules.all()] == ["once"]
 
 
 async def test_what_needs_a_restart_is_told_and_left_alone(start_server: StartServer) -> None:
