@@ -381,17 +381,21 @@ class ArrowStore(TableStore):
         token = os.urandom(8).hex()
         deadline = time.monotonic() + self._patience_s
         while True:
-            held = self._lease()
-            if held is None or held.until < time.time():
-                lease = _Lease(writer, token, time.time() + self._lease_s)
-                self._write(_LOCK, msgspec.json.encode(lease))
-                time.sleep(self._settle_s)
+            try:
                 held = self._lease()
+                if held is None or held.until < time.time():
+                    lease = _Lease(writer, token, time.time() + self._lease_s)
+                    self._write(_LOCK, msgspec.json.encode(lease))
+                    time.sleep(self._settle_s)
+                    held = self._lease()
                 if held is not None and held.token == token:
                     break
+                problem = f"{'another run' if held is None else held.writer} holds the lock"
+            except OSError as error:
+                # Some stores fail to read a file that is replaced or deleted meanwhile.
+                problem = f"{_in_a_line(error)}: nobody knows who holds the lock"
             if time.monotonic() > deadline:
-                who = "another run" if held is None else held.writer
-                raise PipelineError(f"{who} holds the lock of {self.root}: try again")
+                raise PipelineError(f"{problem} of {self.root}: try again")
             time.sleep(self._settle_s / 4)
         try:
             yield
