@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from secrets import token_hex
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -427,8 +428,10 @@ def staged(size: int) -> Attack:
     """A batch over HTTP to as many queues that don't exist."""
 
     def attack(target: MeasuredTarget) -> Iterator[None]:
+        # An attack may be measured more than once, and these are to be new each time.
+        query = f"attacker-{token_hex(4)}"
         rows = {
-            "destination": [f"queue/staged{number}" for number in range(size)],
+            "destination": [f"queue/{query}-{number}" for number in range(size)],
             "value": ["x"] * size,
         }
         batch = pa.record_batch(rows)
@@ -438,7 +441,7 @@ def staged(size: int) -> Attack:
         hub = HubAddress(target.url, ATTACKER_TOKEN, patience_s=PATIENCE_S)
         yield
         for number in range(2):
-            path = f"/v1/ingest/attacker/{number}"
+            path = f"/v1/ingest/{query}/{number}"
             body = bytes(sink.getvalue())
             hub.post_bytes(f"{path}/attempts/a", body, ARROW, {"part": 0, "run": ""})
             named = {"attempt": "a", "parts": 1, "messages": size}
