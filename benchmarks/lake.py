@@ -24,7 +24,8 @@ from crosswire.config import PLAIN_LISTENERS, Config, LakeSettings, TapSettings
 from crosswire.envelope import Envelope
 from crosswire.hub.hub import Hub
 from crosswire.hub.policies import HubConfig
-from crosswire.server.lake_feed import LakeFeed
+from crosswire.server.lake_encoder import LakeEncoder
+from crosswire.server.lake_feed import STEP_NAMES, LakeFeed
 from crosswire.server.server import Server
 from crosswire.store.rocks import RocksStore
 from crosswire.wire.emp.connection import EmpConnection
@@ -57,7 +58,8 @@ async def core(path: Path, lake: LakeSettings | None, seconds: float) -> float:
     hub.commits.start(asyncio.get_running_loop())
     feed = None
     if lake is not None:
-        feed = LakeFeed(hub, lake, path / "lake", count=lambda *_, **__: None)
+        encoder = LakeEncoder(path / "lake", hub.node, STEP_NAMES)
+        feed = LakeFeed(hub, lake, path / "lake", count=lambda *_, **__: None, encoder=encoder)
         await feed.start()
     waiting = []
     done, start = 0, time.perf_counter()

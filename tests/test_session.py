@@ -50,12 +50,17 @@ class Owner:
 
     def __init__(self, world: World, name: str) -> None:
         self._world, self._name = world, name
+        self.batches: list[int] = []
+        self.is_dispatching = False
 
     def handle_events(self, events: list[Event]) -> None:
         world = self._world
+        self.batches.append(len(events))
         for event in events:
             if isinstance(event, RequestReceived):
                 world.now_s += MS
+                if self.is_dispatching:
+                    world.turns.dispatch_s += MS
                 world.log.append((world.number, self._name, event.id))
             elif isinstance(event, ConnectionClosed | ConnectionFailed):
                 world.log.append((world.number, self._name, "end"))
@@ -104,6 +109,23 @@ async def until(world: World, name: str, last: object) -> None:
     async with asyncio.timeout(20):
         while not world.of(name) or world.of(name)[-1][1] != last:
             await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("is_dispatching", [False, True])
+async def test_batches_become_small_for_what_they_cost_themselves(is_dispatching: bool) -> None:
+    """What the hub hands out because of them it divides itself."""
+    world = World()
+    owner = Owner(world, "busy")
+    owner.is_dispatching = is_dispatching
+    ours, theirs = socket.socketpair()
+    with theirs:
+        await asyncio.get_running_loop().create_connection(
+            lambda: Session(lambda now: EmpConnection("server", now), owner, turns=world.turns),
+            sock=ours,
+        )
+        theirs.sendall(serialize(Hello(1)) + requests(1000))
+        await until(world, "busy", 1000)
+    assert (max(owner.batches[-10:]) > 50) is is_dispatching
 
 
 async def test_a_long_read_is_processed_in_parts_and_others_are_served_between() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosswire.envelope import Envelope
+from crosswire.envelope import Envelope, decode
 from crosswire.errors import RecordDamaged
 from crosswire.hub.ledger import Ledger, LedgerPeer, LedgerRun, Step, parse_block, serialize_block
 from crosswire.hub.policies import HubConfig, TopicPolicy
@@ -197,6 +197,7 @@ def test_the_lake_gets_every_stored_message_by_way_of_the_ledger() -> None:
     bench.hub.call([request], bench.now, answered=caller, peer=peer)
     bench.commit()
     blocks = bench.store.blocks(0, 100)
-    messages = [each for *_, block in blocks for each in bench.hub.seals.messages_of(block)]
+    records = [bench.hub.seals.records_of(block) for *_, block in blocks]
+    messages = [decode(each) for some in records for each in some.values()]
     assert [each.id for each in messages] == [*ids, request.id]
     assert [each.payload for each in messages] == [b"1", b"2", b"3", b"4"]

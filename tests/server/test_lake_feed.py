@@ -13,7 +13,7 @@ import pytest
 
 from crosswire.commitlog.contract import CommitGroup
 from crosswire.config import LakeSettings
-from crosswire.envelope import Envelope
+from crosswire.envelope import Envelope, decode
 from crosswire.errors import CrosswireError
 from crosswire.hub.commits import CommitStage
 from crosswire.hub.hub import Hub
@@ -186,7 +186,9 @@ async def test_what_was_read_again_is_what_was_in_memory(site: Site) -> None:
         if group.block is None:
             assert not remembered
             continue
-        assert hub.seals.messages_of(group.block.data) == remembered
+        assert [
+            decode(each) for each in hub.seals.records_of(group.block.data).values()
+        ] == remembered
         count += len(remembered)
     assert count == 5
     await site.stop()

@@ -48,16 +48,23 @@ __all__ = [
 class AcceptedMessages(msgspec.Struct, frozen=True):
     """Messages that were accepted together at one destination, in order of ids.
 
-    `number` is the destination's, `sizes` are those of their records in bytes.
+    `number` is the destination's, `records` are what the store has of them, `sizes` the lengths of
+    these in bytes.
     """
 
     number: int
     envelopes: Sequence[Envelope]
+    records: Sequence[bytes]
     sizes: Sequence[int]
 
     def part(self, start: int, end: int) -> AcceptedMessages:
         """Those with an index in [start, end)."""
-        return AcceptedMessages(self.number, self.envelopes[start:end], self.sizes[start:end])
+        return AcceptedMessages(
+            self.number,
+            self.envelopes[start:end],
+            self.records[start:end],
+            self.sizes[start:end],
+        )
 
 
 class MessageTarget(Protocol):

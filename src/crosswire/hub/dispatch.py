@@ -144,8 +144,10 @@ class DispatchLoop:
             if deferred or touched:
                 self._share.later()
             return
+        if not deferred and not touched:
+            return
         self._is_pumping = True
-        before = turns.current
+        before, began = turns.current, turns.clock()
         try:
             while deferred or touched:
                 # Deferred calls first: a dispatcher must see what they change (a consumer that
@@ -167,6 +169,7 @@ class DispatchLoop:
         finally:
             self._is_pumping = False
             turns.current = before
+            turns.dispatch_s += turns.time_since(began)
 
     # Receivers are called by these only. One that raises may have lost what it was given, and its
     # peer would wait for ever: its participant is closed, what it held goes to others, and

@@ -144,8 +144,8 @@ class Intake:
             sizes = list(map(len, records))
             if queue.admit_run(len(sizes), sum(sizes)):
                 store.append_run(number, receipt.ids[index], records)
-                return AcceptedMessages(number, run, sizes)
-        accepted, sizes = [], []
+                return AcceptedMessages(number, run, records, sizes)
+        accepted, encoded = [], []
         for position, envelope in enumerate(run, index):
             try:
                 record = encode(envelope)
@@ -155,8 +155,8 @@ class Intake:
             else:
                 store.append(number, envelope.id, record)
                 accepted.append(envelope)
-                sizes.append(len(record))
-        return AcceptedMessages(number, accepted, sizes)
+                encoded.append(record)
+        return AcceptedMessages(number, accepted, encoded, list(map(len, encoded)))
 
     def _publish(
         self,
@@ -201,8 +201,8 @@ class Intake:
             sizes = list(map(len, records))
             store.append_run(number, receipt.ids[index], records)
             topic.count_run(receipt.ids[index], sizes, time_us)
-            return AcceptedMessages(number, run, sizes)
-        accepted, sizes = [], []
+            return AcceptedMessages(number, run, records, sizes)
+        accepted, encoded = [], []
         for position, envelope in enumerate(run, index):
             try:
                 record = encode(envelope)
@@ -212,8 +212,8 @@ class Intake:
                 store.append(number, envelope.id, record)
                 topic.count(envelope.id, len(record), time_us)
                 accepted.append(envelope)
-                sizes.append(len(record))
-        return AcceptedMessages(number, accepted, sizes)
+                encoded.append(record)
+        return AcceptedMessages(number, accepted, encoded, list(map(len, encoded)))
 
     def _note_accepted(
         self, destination: str, accepted: AcceptedMessages, ids: list[int], now_us: int
@@ -363,7 +363,7 @@ class Intake:
         for envelope, record in zip(run, records, strict=True):
             retain(number, envelope.id, record)
         sizes = list(map(len, records))
-        accepted = AcceptedMessages(number, run, sizes)
+        accepted = AcceptedMessages(number, run, records, sizes)
         self._commits.group.retained.append(accepted)
         if isinstance(target, Queue):
             target.length += len(sizes)

@@ -8,7 +8,6 @@ from typing import Final
 import msgspec
 
 from crosswire.commitlog.contract import Receipt
-from crosswire.envelope import Envelope
 from crosswire.errors import RecordDamaged, RecordUnreadable
 from crosswire.hub.commits import CommitPath
 from crosswire.hub.damage import DamageReports
@@ -136,19 +135,19 @@ class LakeSeals:
 
     # What was stored.
 
-    def messages_of(self, block: bytes) -> list[Envelope]:
-        """The messages that were stored together with a block of the journal, in order of ids.
+    def records_of(self, block: bytes) -> dict[int, bytes]:
+        """The messages that were stored together with a block of the journal, by id and in order of
+        ids: their records, which were decoded as a check.
 
         Raises RecordDamaged if the block can't be read; messages that can't are reported.
         """
-        found: list[Envelope] = []
+        found: dict[int, bytes] = {}
         for run in parse_block(0, block):
             if run.step is Step.ACCEPTED and run.counts is None and run.ids:
-                found += self._stored_run(run)
-        found.sort(key=lambda envelope: envelope.id)
-        return found
+                found.update(self._stored_run(run))
+        return dict(sorted(found.items()))
 
-    def _stored_run(self, run: LedgerRun) -> Iterator[Envelope]:
+    def _stored_run(self, run: LedgerRun) -> Iterator[tuple[int, bytes]]:
         store = self._store
         service = run.destination.startswith("service/")
         names = {run.destination}
@@ -176,9 +175,11 @@ class LakeSeals:
                     continue
                 del wanted[identifier]
                 try:
-                    yield self._damage.decode(number, identifier, record)
+                    self._damage.decode(number, identifier, record)
                 except RecordDamaged as error:
                     self._damage.set_aside(number, identifier, record, error)
+                else:
+                    yield identifier, record
         for identifier in wanted:
             # A call without a provider is in the ledger, but was never stored.
             if not service:

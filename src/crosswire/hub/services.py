@@ -593,6 +593,6 @@ class Services:
                     core.damage.report(error)
                 return
             core.store.append(journal.number, envelope.id, record)
-            stored = AcceptedMessages(journal.number, [envelope], [len(record)])
+            stored = AcceptedMessages(journal.number, [envelope], [record], [len(record)])
             core.commits.group.stored.append(stored)
             journal.count(envelope.id, len(record), core.wall.stamp_us(int(now * MICROSECONDS)))

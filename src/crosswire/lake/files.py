@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -50,6 +51,9 @@ PARTS: Final = ".parts"
 """The folder of a lake for files that are not published. It is on the same file system, so that
 publishing is a rename; readers skip names that begin with a dot."""
 
+_TOKEN_BYTES: Final = 4
+"""Of a random part in the name of an unfinished file: the process of an earlier hub may still be
+writing the same rows, and must not write into the file that this one publishes."""
 _ROW_GROUP: Final = 65_536
 _DAY_US: Final = 86_400_000_000
 _NAME: Final = re.compile(r"(.+)-(\d{20})-(\d{20})(?:-t([1-9]\d{0,19}))?\.parquet")
@@ -127,7 +131,7 @@ def _prepare_one(lake: Path, name: str, rows: pa.Table, term: int, writer: str) 
     folder = lake / name / f"date={date_of(_at(rows, 'time', 0))}"
     file = folder / file_name(_at(rows, "node", 0), first, last, term)
     # Not in the folder of the date: a compaction may exchange that for another one meanwhile.
-    unfinished = lake / PARTS / f"{name}-{file.name}{_unfinished(writer)}"
+    unfinished = lake / PARTS / f"{name}-{file.name}.{token_hex(_TOKEN_BYTES)}{_unfinished(writer)}"
     unfinished.parent.mkdir(parents=True, exist_ok=True)
     try:
         with unfinished.open("wb") as out:
@@ -177,7 +181,8 @@ def discard(parts: Iterable[FinishedFile]) -> None:
 def clear(lake: Path, name: str, node: str, writer: str = "") -> None:
     """Remove what an earlier process of a node prepared for a table and did not publish; of
     replicas, only what this writer did: another one may be about to publish its files."""
-    for part in (lake / PARTS).glob(f"{name}-{node}-*.parquet{_unfinished(writer)}"):
+    token = "?" * 2 * _TOKEN_BYTES
+    for part in (lake / PARTS).glob(f"{name}-{node}-*.parquet.{token}{_unfinished(writer)}"):
         part.unlink(missing_ok=True)
 
 

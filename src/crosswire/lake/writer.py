@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -35,6 +37,7 @@ _SLICE: Final = 2000
 """Messages between two pauses: a few milliseconds of Python."""
 _PAUSE_S: Final = 0.0003
 _SLICE_BYTES: Final = 1 << 28
+_ID_BYTES: Final = 8
 
 
 class LedgerColumns(Protocol):
@@ -288,53 +291,60 @@ def _slices(envelopes: Sequence[Envelope]) -> Iterator[Sequence[Envelope]]:
 def ledger_table(
     node: str, blocks: Iterable[tuple[int, LedgerColumns]], steps: Mapping[int, str]
 ) -> pa.Table:
-    """Rows of `ledger`: each column of a block is repeated over its runs in one operation, without
-    a Python object per row."""
-    return pa.concat_tables([_block_table(node, first, runs, steps) for first, runs in blocks])
+    """Rows of `ledger`: each column is repeated over its runs in one operation for all blocks,
+    without a Python object per row. A hub with little to do has a block for each message, so
+    nothing here is done per block either, but for chaining their columns."""
+    first_rows, runs = zip(*blocks, strict=True)
+    run_counts = np.fromiter((len(each.lengths) for each in runs), np.int64, len(runs))
+    total = int(run_counts.sum())
 
+    def chained(column: str) -> Any:
+        """One value for each run."""
+        values = chain.from_iterable(map(attrgetter(column), runs))
+        return np.fromiter(values, np.int64, total)
 
-def _block_table(
-    node: str, first_row: int, runs: LedgerColumns, steps: Mapping[int, str]
-) -> pa.Table:
-    lengths = np.asarray(runs.lengths, np.int64)
-    ids = np.frombuffer(runs.ids, "<i8")
+    lengths = chained("lengths")
+    ids = np.frombuffer(b"".join([each.ids for each in runs]), "<i8")
     count = len(ids)
-    words = text(runs.words)
+    words = text(list(chain.from_iterable(each.words for each in runs)))
+    # The words of a block begin after those of the blocks before it.
+    word_counts = np.fromiter((len(each.words) for each in runs), np.int64, len(runs))
+    first_words = np.repeat(np.cumsum(word_counts) - word_counts, run_counts)
+    row_counts = np.fromiter((len(each.ids) // _ID_BYTES for each in runs), np.int64, len(runs))
+    rows_before = np.cumsum(row_counts) - row_counts
     numbers = sorted(steps)
     known = text([steps[number] for number in numbers])
 
-    def spread(values: list[int]) -> Any:
-        return np.repeat(np.asarray(values, np.int64), lengths)
+    def spread(values: Any) -> Any:
+        return np.repeat(values, lengths)
 
-    def text_column(values: list[int]) -> pa.Array:
-        return words.take(integers(spread(values)))
+    def text_column(column: str) -> pa.Array:
+        return words.take(integers(spread(chained(column) + first_words)))
 
     columns = {
         "node": text([node] * count),
-        "seq": integers(np.arange(first_row, first_row + count)),
+        "seq": integers(np.repeat(first_rows - rows_before, row_counts) + np.arange(count)),
         "id": integers(ids),
-        "time": integers(spread(runs.times)),
+        "time": integers(spread(chained("times"))),
         # Steps are numbers with gaps: the index among the sorted ones is that of the name.
-        "step": known.take(integers(np.searchsorted(numbers, spread(runs.steps)))),
-        "destination": text_column(runs.destinations),
-        "protocol": text_column(runs.protocols),
-        "connection": text_column(runs.connections),
-        "principal": text_column(runs.principals),
-        "attempt": int32s(spread(runs.attempts)),
-        "detail": text_column(runs.details),
-        "count": integers(_counts(runs, lengths, count)),
-        "subscription": text_column(runs.subscriptions),
+        "step": known.take(integers(np.searchsorted(numbers, spread(chained("steps"))))),
+        "destination": text_column("destinations"),
+        "protocol": text_column("protocols"),
+        "connection": text_column("connections"),
+        "principal": text_column("principals"),
+        "attempt": int32s(spread(chained("attempts"))),
+        "detail": text_column("details"),
+        "count": integers(_counts(runs, spread(chained("counted")).astype(bool))),
+        "subscription": text_column("subscriptions"),
     }
     return _table(columns, LEDGER)
 
 
-def _counts(runs: LedgerColumns, lengths: Any, count: int) -> Any:
-    """The column `count`: 1 for runs that are not counted."""
-    counts = np.ones(count, np.int64)
-    if runs.counts:
-        counts[np.repeat(np.asarray(runs.counted, bool), lengths)] = np.frombuffer(
-            runs.counts, "<i8"
-        )
+def _counts(blocks: Sequence[LedgerColumns], is_counted: Any) -> Any:
+    """The column `count`: 1 for rows of runs that are not counted."""
+    counts = np.ones(len(is_counted), np.int64)
+    if is_counted.any():
+        counts[is_counted] = np.frombuffer(b"".join([each.counts for each in blocks]), "<i8")
     return counts
 
 

@@ -6,59 +6,53 @@ from collections.abc import Sequence
 
 import msgspec
 
-from crosswire.commitlog.contract import AcceptedMessages
-from crosswire.envelope import Envelope
+from crosswire.envelope import Envelope, decode
 from crosswire.hub.ledger import parse_columns
 from crosswire.hub.seals import LakeGap
 from crosswire.lake.writer import LakeBatch, MissingRows
 
-__all__ = ["FeedGroup", "build_batch"]
+__all__ = ["BatchOrder", "FeedGroup", "build_batch"]
 
 
 class FeedGroup(msgspec.Struct, frozen=True):
-    """A committed group: its block of the ledger, and its messages.
-
-    A group that was kept in memory has `runs`, one that was read from the store `messages`.
-    """
+    """A committed group: its block of the ledger, and the records of its messages."""
 
     first_row: int
     last_row: int
     block: bytes
-    messages: Sequence[Envelope]
-    runs: Sequence[AcceptedMessages]
+    records: Sequence[bytes]
     newest: int
     size_bytes: int
 
-    def envelopes(self) -> Sequence[Envelope]:
-        """All of its messages."""
-        return [*self.messages, *(each for run in self.runs for each in run.envelopes)]
+
+class BatchOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """Which tables are to be made of groups, and from which numbers on."""
+
+    tables: tuple[str, ...]
+    first_seq: int
+    first_gap: int
+    gaps: tuple[LakeGap, ...]
 
 
 def build_batch(
-    groups: Sequence[FeedGroup],
-    tables: Sequence[str],
-    *,
-    first_seq: int,
-    first_gap: int,
-    gaps: Sequence[LakeGap],
+    order: BatchOrder, blocks: Sequence[tuple[int, bytes]], records: Sequence[bytes]
 ) -> LakeBatch:
-    """The rows of these groups for the tables that the lake has; numbers start at `first_seq` and
-    `first_gap`. Takes time: call it on a thread. Raises RecordDamaged."""
+    """The rows of blocks, each with its first row's number, and of records, for the tables that
+    the lake has. Takes time: don't call it on the event loop. Raises RecordDamaged."""
     messages: list[Envelope] = []
-    if "messages" in tables:
-        for group in groups:
-            messages += group.envelopes()
+    if "messages" in order.tables:
+        messages = list(map(decode, records))
         # Files are in order of ids; in a group, retained messages follow all others.
         ids = [envelope.id for envelope in messages]
         if ids != sorted(ids):
             messages.sort(key=lambda envelope: envelope.id)
-    blocks = []
-    if "ledger" in tables:
-        blocks = [(each.first_row, parse_columns(each.block)) for each in groups if each.block]
+    columns = []
+    if "ledger" in order.tables:
+        columns = [(first_row, parse_columns(block)) for first_row, block in blocks if block]
     return LakeBatch(
-        first_seq=first_seq,
+        first_seq=order.first_seq,
         messages=messages,
-        blocks=blocks,
-        first_gap=first_gap,
-        gaps=[MissingRows(**msgspec.structs.asdict(gap)) for gap in gaps],
+        blocks=columns,
+        first_gap=order.first_gap,
+        gaps=[MissingRows(**msgspec.structs.asdict(gap)) for gap in order.gaps],
     )

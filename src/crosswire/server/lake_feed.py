@@ -32,7 +32,7 @@ import msgspec
 
 from crosswire.commitlog.contract import CommitGroup
 from crosswire.config import LakeSettings
-from crosswire.envelope import MICROSECONDS, Envelope
+from crosswire.envelope import MICROSECONDS
 from crosswire.errors import CrosswireError, LakeError, RecordDamaged, StoreError
 from crosswire.hub.commits import CommitStage
 from crosswire.hub.hub import Hub
@@ -43,7 +43,8 @@ from crosswire.lake.files import FinishedFile, find
 from crosswire.lake.history import History, LakeExtent
 from crosswire.lake.writer import LakeBatch, LakeWriter
 from crosswire.logs import log_event
-from crosswire.server.lake_batches import FeedGroup, build_batch
+from crosswire.server.lake_batches import BatchOrder, FeedGroup, build_batch
+from crosswire.server.lake_encoder import LakeEncoder
 
 __all__ = ["STEP_NAMES", "LakeFeed", "note_absence"]
 
@@ -53,6 +54,10 @@ _DAY_S: Final = 86_400
 _PAGE: Final = 8
 _RETRY_S: Final = 1.0
 _EXPIRE_S: Final = 60.0
+_ENCODER_BYTES: Final = 256 * 1024
+"""A smaller seal is made in this process: sooner than another one is told about it."""
+_FAILURES: Final = 2
+"""How often the encoder may end over the same range before this process makes the files."""
 STEP_NAMES: Final = {int(step): step.name.lower().replace("_", "-") for step in Step}
 """The steps of the ledger as the lake names them."""
 
@@ -78,10 +83,12 @@ class LakeFeed:
         *,
         count: _Count,
         writer: LakeWriter | None = None,
+        encoder: LakeEncoder | None = None,
         term: int = 0,
         has_room: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`term` is that of the leader, 0 for a hub without replicas."""
+        """`encoder` makes the files of large seals, `writer` all others. `term` is that of the
+        leader, 0 for a hub without replicas."""
         self._hub = hub
         self._term = term
         self._has_room = has_room
@@ -91,6 +98,8 @@ class LakeFeed:
         names = {"messages": settings.messages, "ledger": settings.ledger}
         self._tables = tuple(name for name, is_on in names.items() if is_on)
         self._writer = writer or LakeWriter(lake, hub.node, STEP_NAMES)
+        self._encoder = encoder
+        self._encoder_failures = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="crosswire-lake")
         self._groups: deque[FeedGroup] = deque()
         self._bytes = 0
@@ -242,6 +251,8 @@ class LakeFeed:
         await self._task
         self._task = None
         self._hub.commits.remove_listener(self.take)
+        if self._encoder is not None:
+            await self._in_thread(self._encoder.stop)
         self._thread.shutdown()
 
     async def abandon(self) -> None:
@@ -251,7 +262,11 @@ class LakeFeed:
             self._task.cancel()
             await asyncio.wait({self._task})
             self._task = None
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._encoder is not None:
+            # What it prepares is of no use to anybody: another leader has the range.
+            self._encoder.kill()
+            self._thread.submit(self._encoder.stop)
+        self._thread.shutdown(wait=False)
 
     # What the hub commits.
 
@@ -263,7 +278,6 @@ class LakeFeed:
         last_row = block.first_row + block.rows - 1
         if last_row <= self._read_row:
             return
-        # Not the group itself: its body has every message once more.
         runs = group.stored + group.retained
         size = len(block.data) + sum(sum(run.sizes) for run in runs)
         self._unsealed_bytes += size
@@ -277,8 +291,10 @@ class LakeFeed:
             return
         if not self._groups:
             self._since = time.monotonic()
+        # Not the group itself: its body has every message once more.
+        records = [each for run in runs for each in run.records]
         self._groups.append(
-            FeedGroup(block.first_row, last_row, block.data, (), runs, group.newest_id, size)
+            FeedGroup(block.first_row, last_row, block.data, records, group.newest_id, size)
         )
         self._bytes += size
         self._read_row = last_row
@@ -353,9 +369,8 @@ class LakeFeed:
         groups = await self._from_store() if self._is_lagging else self._from_memory()
         if not groups:
             return
-        batch = await self._in_thread(self._batch, self._seal.last_seq + 1, groups)
         try:
-            parts = await self._in_thread(self._writer.prepare, batch)
+            parts = await self._in_thread(self._prepare, groups)
         except OSError:
             self._start_lagging()
             raise
@@ -368,7 +383,7 @@ class LakeFeed:
             first_row=old.last_row + 1,
             last_row=groups[-1].last_row,
             first_seq=old.last_seq + 1,
-            last_seq=old.last_seq + len(batch.messages),
+            last_seq=old.last_seq + self._message_count(groups),
             newest=groups[-1].newest,
             after=old.newest,
             tables=self._tables,
@@ -429,16 +444,16 @@ class LakeFeed:
 
     def _read_group(self, first_row: int, rows: int, block: bytes, newest: int) -> FeedGroup:
         last_row = first_row + rows - 1
-        messages: list[Envelope] = []
+        records: dict[int, bytes] = {}
         try:
-            messages = self._hub.seals.messages_of(block)
+            records = self._hub.seals.records_of(block)
         except RecordDamaged as error:
             self._hub.damage.report(error)
             self._gaps.append(LakeGap("ledger", first_row, last_row, _now_us(), str(error)))
             block = b""
-        newest = max(newest, messages[-1].id if messages else 0)
-        size = len(block) + sum(len(each.payload) + 100 for each in messages)
-        return FeedGroup(first_row, last_row, block, messages, (), newest, size)
+        newest = max(newest, *records) if records else newest
+        size = len(block) + sum(map(len, records.values()))
+        return FeedGroup(first_row, last_row, block, list(records.values()), newest, size)
 
     def _miss_rows(self, first_row: int) -> None:
         """Note a gap for rows before this one: the store skips blocks that it can't read."""
@@ -447,18 +462,27 @@ class LakeFeed:
             reason = "the store is damaged here"
             self._gaps.append(LakeGap("ledger", due, first_row - 1, _now_us(), reason))
 
-    def _batch(
-        self, first_seq: int, groups: Sequence[FeedGroup], *, again: bool = False
-    ) -> LakeBatch:
-        """On the lake's thread. `again`: for a seal that is committed already."""
-        seal = self._seal
-        return build_batch(
-            groups,
-            seal.tables if again else self._tables,
-            first_seq=first_seq,
-            first_gap=seal.first_gap if again else self._next_gap(),
-            gaps=seal.gaps if again else self._gaps,
+    def _message_count(self, groups: Sequence[FeedGroup]) -> int:
+        if "messages" not in self._tables:
+            return 0
+        return sum(len(group.records) for group in groups)
+
+    def _prepare(self, groups: Sequence[FeedGroup]) -> list[FinishedFile]:
+        """On the lake's thread: the files of a new seal, made here if that is little work."""
+        order = BatchOrder(
+            tables=self._tables,
+            first_seq=self._seal.last_seq + 1,
+            first_gap=self._next_gap(),
+            gaps=tuple(self._gaps),
         )
+        size = sum(group.size_bytes for group in groups)
+        if self._encoder is None or size < _ENCODER_BYTES or self._encoder_failures >= _FAILURES:
+            self._encoder_failures = 0
+            return self._writer.prepare(_batch(order, groups))
+        self._encoder_failures += 1
+        parts = self._encoder.prepare(order, groups)
+        self._encoder_failures = 0
+        return parts
 
     def _next_gap(self) -> int:
         seal = self._seal
@@ -505,8 +529,15 @@ class LakeFeed:
                 self._is_lagging, self._read_row = True, seal.last_row
         if not groups and not seal.gaps:
             return []
-        batch = await self._in_thread(lambda: self._batch(seal.first_seq, groups, again=True))
-        return await self._in_thread(lambda: self._writer.prepare(self._without_published(batch)))
+        order = BatchOrder(
+            tables=seal.tables,
+            first_seq=seal.first_seq,
+            first_gap=seal.first_gap,
+            gaps=seal.gaps,
+        )
+        return await self._in_thread(
+            lambda: self._writer.prepare(self._without_published(_batch(order, groups)))
+        )
 
     def _without_published(self, batch: LakeBatch) -> LakeBatch:
         """On the lake's thread."""
@@ -625,6 +656,11 @@ class LakeFeed:
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, work, *arguments)
+
+
+def _batch(order: BatchOrder, groups: Sequence[FeedGroup]) -> LakeBatch:
+    blocks = [(group.first_row, group.block) for group in groups]
+    return build_batch(order, blocks, [each for group in groups for each in group.records])
 
 
 def _now_us() -> int:

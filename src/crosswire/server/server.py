@@ -40,6 +40,7 @@ from crosswire.server.checkpoint_fetch import CheckpointFetch
 from crosswire.server.checkpoints import Checkpoints
 from crosswire.server.configured_schedules import follow_schedules
 from crosswire.server.exposure import refuse_exposures
+from crosswire.server.lake_encoder import LakeEncoder
 from crosswire.server.lake_feed import STEP_NAMES, LakeFeed, note_absence
 from crosswire.server.lake_identity import check_lake, claim_lake
 from crosswire.server.leftovers import LeftoverCheck
@@ -426,8 +427,16 @@ class Server:
                 claim_lake(hub.store, path)
         if settings.messages or settings.ledger:
             writer = LakeWriter(path, hub.node, STEP_NAMES, term=term, writer=replica_name)
+            encoder = LakeEncoder(path, hub.node, STEP_NAMES, term=term, writer=replica_name)
             self._lake = LakeFeed(
-                hub, settings, path, count=count, writer=writer, term=term, has_room=has_room
+                hub,
+                settings,
+                path,
+                count=count,
+                writer=writer,
+                encoder=encoder,
+                term=term,
+                has_room=has_room,
             )
             await self._lake.start()
         else:

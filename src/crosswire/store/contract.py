@@ -230,6 +230,9 @@ class Store(RecoveredEngine):
 
     def append_run(self, number: int, first: int, records: Sequence[bytes]) -> None:
         """`append` for many records of one destination, with consecutive ids."""
+        if len(records) == 1:
+            self.append(number, first, records[0])
+            return
         group, each = self.group, iter(records)
         end, at = first + len(records), first
         while at < end:

@@ -1,0 +1,79 @@
+"""The process of the lake's encoder: `python -m crosswire.server.lake_process DESCRIPTOR`.
+
+It reads orders from its input, and for each the bytes in the file that it shares with the hub;
+answers go to its output. It ends when its input does, so with the hub, however that ends.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import sys
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from crosswire.errors import CrosswireError
+from crosswire.lake.writer import LakeWriter
+from crosswire.server.lake_batches import build_batch
+from crosswire.server.lake_encoder import EncoderAnswer, EncoderOrder, read_message, write_message
+
+__all__ = ["main", "prepare"]
+
+_NICENESS: Final = 5
+"""Where processors are short, messages come before files."""
+
+
+def prepare(order: EncoderOrder, shared: int) -> EncoderAnswer:
+    """Make the files of one order from the bytes in the shared file."""
+    try:
+        sizes = array("I", order.record_sizes)
+        pieces = _pieces(shared, [*order.block_sizes, *sizes])
+        blocks = [(first_row, next(pieces)) for first_row in order.first_rows]
+        batch = build_batch(order.batch, blocks, list(pieces))
+        writer = LakeWriter(
+            Path(order.lake),
+            order.node,
+            order.steps,
+            term=order.term,
+            writer=order.writer,
+            pause=lambda _seconds: None,
+        )
+        parts = writer.prepare(batch)
+    except OSError as error:
+        return EncoderAnswer(error=error.strerror or str(error), error_number=error.errno or 5)
+    except CrosswireError as error:
+        return EncoderAnswer(error=str(error))
+    return EncoderAnswer(parts=[(str(each.unfinished), str(each.file)) for each in parts])
+
+
+def _pieces(shared: int, sizes: Sequence[int]) -> Iterator[bytes]:
+    ends = list(accumulate(sizes))
+    if not ends or not ends[-1]:
+        yield from [b""] * len(sizes)
+        return
+    with mmap.mmap(shared, ends[-1], access=mmap.ACCESS_READ) as data:
+        for end, size in zip(ends, sizes, strict=True):
+            yield data[end - size : end]
+
+
+def main() -> int:
+    """Work until the input ends."""
+    # The hub decides when it ends: by closing the input.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.nice(_NICENESS)
+    shared = int(sys.argv[1])
+    orders, answers = sys.stdin.buffer, sys.stdout.buffer
+    while order := read_message(orders):
+        write_message(answers, prepare(msgspec.msgpack.decode(order, type=EncoderOrder), shared))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""The lake's encoder: the files are those of the hub's own writer, and its end costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from array import array
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from crosswire.envelope import Envelope, encode
+from crosswire.errors import CrosswireError
+from crosswire.hub.ledger import LedgerPeer, LedgerRun, Step, serialize_block
+from crosswire.hub.seals import LakeGap
+from crosswire.lake.writer import LakeWriter
+from crosswire.server import lake_feed
+from crosswire.server.lake_batches import BatchOrder, FeedGroup, build_batch
+from crosswire.server.lake_encoder import LakeEncoder
+from crosswire.server.lake_feed import STEP_NAMES
+from tests.server.test_lake_feed import Site, until
+
+ORDER = BatchOrder(
+    tables=("messages", "ledger"),
+    first_seq=7,
+    first_gap=3,
+    gaps=(LakeGap("ledger", 1, 2, 1_700_000_000_000_000, "for a test"),),
+)
+
+
+def group(first_row: int, first_id: int, count: int) -> FeedGroup:
+    """One with messages that differ, and two runs of the ledger, of which one is counted."""
+    time = 1_700_000_000_000_000 + first_row
+    messages = [
+        Envelope(
+            destination=f"queue/q{number % 3}",
+            kind="send",
+            payload=b"x" * number,
+            id=number,
+            time=time,
+            node="n1",
+            properties={"n": number, "text": "ä"} if number % 2 else {},
+        )
+        for number in range(first_id, first_id + count)
+    ]
+    ids = [each.id for each in messages]
+    peer = LedgerPeer("emp", f"emp-{first_row}", "anna")
+    runs = [
+        LedgerRun(0, time, Step.ACCEPTED, "queue/q1", peer, 0, "", lake_ids(ids)),
+        LedgerRun(
+            0, time, Step.DELIVERED, "topic/t", peer, 1, "late", lake_ids(ids), lake_ids(ids), "s"
+        ),
+    ]
+    block = serialize_block(runs)
+    return FeedGroup(
+        first_row, first_row + 2 * count - 1, block, [encode(each) for each in messages], ids[-1], 1
+    )
+
+
+def lake_ids(ids: list[int]) -> array[int]:
+    return array("q", ids)
+
+
+def tables(folder: Path) -> dict[str, list[dict[str, object]]]:
+    files = sorted(folder.rglob("*.parquet"))
+    return {
+        str(each.relative_to(folder)): pq.read_table(each, partitioning=None).to_pylist()
+        for each in files
+    }
+
+
+def test_its_files_are_those_of_the_writer(tmp_path: Path) -> None:
+    groups = [group(11, 100, 4), group(19, 104, 1), group(21, 105, 300)]
+    here = LakeWriter(tmp_path / "a", "n1", STEP_NAMES)
+    blocks = [(each.first_row, each.block) for each in groups]
+    records = [each for some in groups for each in some.records]
+    here.publish(here.prepare(build_batch(ORDER, blocks, records)))
+    encoder = LakeEncoder(tmp_path / "b", "n1", STEP_NAMES)
+    try:
+        here.publish(encoder.prepare(ORDER, groups))
+    finally:
+        encoder.stop()
+    assert tables(tmp_path / "b") == tables(tmp_path / "a")
+    assert len(tables(tmp_path / "a")) == 3
+
+
+def test_only_the_tables_that_the_lake_has(tmp_path: Path) -> None:
+    encoder = LakeEncoder(tmp_path, "n1", STEP_NAMES)
+    try:
+        for table in ("messages", "ledger"):
+            order = BatchOrder(tables=(table,), first_seq=1, first_gap=1, gaps=())
+            (part,) = encoder.prepare(order, [group(1, 1, 2)])
+            assert part.file.parent.parent.name == table
+    finally:
+        encoder.stop()
+
+
+def test_what_the_disk_refuses_may_be_repeated(tmp_path: Path) -> None:
+    (tmp_path / "lake").write_bytes(b"no folder")
+    encoder = LakeEncoder(tmp_path / "lake", "n1", STEP_NAMES)
+    try:
+        with pytest.raises(NotADirectoryError):
+            encoder.prepare(ORDER, [group(1, 1, 2)])
+        (tmp_path / "lake").unlink()
+        assert len(encoder.prepare(ORDER, [group(1, 1, 2)])) == 3
+    finally:
+        encoder.stop()
+
+
+def test_rows_that_can_never_be_written_are_an_error_of_their_own(tmp_path: Path) -> None:
+    encoder = LakeEncoder(tmp_path, "n1", STEP_NAMES)
+    damaged = FeedGroup(1, 1, b"", [b"no record"], 1, 9)
+    try:
+        with pytest.raises(CrosswireError, match="version"):
+            encoder.prepare(ORDER, [damaged])
+    finally:
+        encoder.stop()
+
+
+def test_a_process_that_was_killed_is_replaced(tmp_path: Path) -> None:
+    encoder = LakeEncoder(tmp_path, "n1", STEP_NAMES)
+    try:
+        encoder.prepare(ORDER, [group(1, 1, 2)])
+        assert encoder.process_id is not None
+        os.kill(encoder.process_id, signal.SIGKILL)
+        with pytest.raises(OSError, match="has ended with code -9"):
+            encoder.prepare(ORDER, [group(1, 1, 2)])
+        assert encoder.process_id is None
+        assert len(encoder.prepare(ORDER, [group(1, 1, 2)])) == 3
+    finally:
+        encoder.stop()
+
+
+async def test_killed_at_any_moment_nothing_is_missing_or_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lake_feed, "_ENCODER_BYTES", 1)
+    monkeypatch.setattr(lake_feed, "_RETRY_S", 0.01)
+    site = Site(tmp_path / "lake")
+    await site.start()
+    assert site.feed is not None
+    encoder = site.feed._encoder = LakeEncoder(site.lake, site.hub.node, STEP_NAMES)
+    sent, kills = 0, 0
+    while kills < 3:
+        await site.send(b"%d" % sent)
+        sent += 1
+        process = encoder.process_id
+        if process is not None and sent % 5 == 0:
+            os.kill(process, signal.SIGKILL)
+            kills += 1
+            await until(lambda killed=process: encoder.process_id != killed)
+        await asyncio.sleep(0.01)
+    await until(lambda: len(site.payloads) == sent)
+    await site.stop()
+    assert site.payloads == [b"%d" % number for number in range(sent)]
+    assert site.faults() == []
+    assert encoder.process_id is None
+
+
+async def test_without_a_process_the_hub_makes_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lake_feed, "_ENCODER_BYTES", 1)
+    monkeypatch.setattr(lake_feed, "_RETRY_S", 0.01)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    site = Site(tmp_path / "lake")
+    await site.start()
+    assert site.feed is not None
+    site.feed._encoder = LakeEncoder(site.lake, site.hub.node, STEP_NAMES)
+    await site.send(b"a")
+    await until(lambda: site.payloads == [b"a"])
+    assert ("lake", "", "failed") in site.counts
+    await site.stop()
+
+
+async def test_a_feed_that_is_abandoned_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lake_feed, "_ENCODER_BYTES", 1)
+    site = Site(tmp_path / "lake")
+    await site.start()
+    assert site.feed is not None
+    encoder = site.feed._encoder = LakeEncoder(site.lake, site.hub.node, STEP_NAMES)
+    await site.send(b"a")
+    await until(lambda: site.payloads == [b"a"])
+    process = encoder.process_id
+    assert process is not None
+    await site.feed.abandon()
+    await until(lambda: not is_running(process))
+    await site.hub.commits.close()
+
+
+def is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
