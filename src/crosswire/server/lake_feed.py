@@ -55,7 +55,7 @@ _PAGE: Final = 8
 _RETRY_S: Final = 1.0
 _EXPIRE_S: Final = 60.0
 _ENCODER_BYTES: Final = 256 * 1024
-"""A smaller seal is made in this process: sooner than another one is told about it."""
+"""A smaller seal is made in this process: sooner than another one is sent an order."""
 _FAILURES: Final = 2
 """How often the encoder may end over the same range before this process makes the files."""
 STEP_NAMES: Final = {int(step): step.name.lower().replace("_", "-") for step in Step}
