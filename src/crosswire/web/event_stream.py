@@ -32,10 +32,15 @@ class EventBuffer:
         self._wake = asyncio.Event()
         self.is_ended = False
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the client reads too slowly for any more."""
+        return self._size_bytes >= _BUFFERED_BYTES
+
     def put(self, event: str, data: object) -> None:
         """Add an event, unless the client reads too slowly."""
         self._number += 1
-        if self._size_bytes >= _BUFFERED_BYTES:
+        if self.is_full:
             self._lost += 1
             return
         self._add(event, data)
