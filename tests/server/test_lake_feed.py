@@ -186,7 +186,7 @@ async def test_what_was_read_again_is_what_was_in_memory(site: Site) -> None:
         if group.block is None:
             assert not remembered
             continue
-        assert hub.seals.messages_of(group.block.data) == remembered
+        assert list(hub.seals.messages_of(group.block.data)) == remembered
         count += len(remembered)
     assert count == 5
     await site.stop()

@@ -29,6 +29,8 @@ __all__ = [
 ]
 
 _VERSION: Final = 1
+_PAGE: Final = 64
+_PAGE_BYTES: Final = 1 << 18
 SEAL_SPACE: Final = "seal"
 SEAL_KEY: Final = b"last"
 """Where a store has the last seal."""
@@ -136,17 +138,16 @@ class LakeSeals:
 
     # What was stored.
 
-    def messages_of(self, block: bytes) -> list[Envelope]:
-        """The messages that were stored together with a block of the journal, in order of ids.
+    def messages_of(self, block: bytes) -> Iterator[Envelope]:
+        """The messages that were stored together with a block of the journal, run by run. They are
+        read in small pages: the caller may do something else in between, for as long as the store
+        deletes none of them, which is until a seal with them is released.
 
         Raises RecordDamaged if the block can't be read; messages that can't are reported.
         """
-        found: list[Envelope] = []
         for run in parse_block(0, block):
             if run.step is Step.ACCEPTED and run.counts is None and run.ids:
-                found += self._stored_run(run)
-        found.sort(key=lambda envelope: envelope.id)
-        return found
+                yield from self._stored_run(run)
 
     def _stored_run(self, run: LedgerRun) -> Iterator[Envelope]:
         store = self._store
@@ -160,17 +161,20 @@ class LakeSeals:
         if not numbers:
             # A destination is removed only when the lake has all of its messages.
             return
-        pages: list[Page] = []
-        store.read(
-            sorted(numbers),
-            after=min(run.ids) - 1,
-            upto=max(run.ids),
-            count=1 << 30,
-            size_bytes=1 << 40,
-            done=pages.append,
-        )
         wanted = dict.fromkeys(run.ids)
-        for page in pages:
+        after, last = min(run.ids) - 1, max(run.ids)
+        while after < last:
+            pages: list[Page] = []
+            store.read(
+                sorted(numbers),
+                after=after,
+                upto=last,
+                count=_PAGE,
+                size_bytes=_PAGE_BYTES,
+                done=pages.append,
+            )
+            [page] = pages
+            after = page.last
             for number, identifier, record in page.records:
                 if identifier not in wanted:
                     continue

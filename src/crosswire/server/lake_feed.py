@@ -38,6 +38,7 @@ from crosswire.hub.commits import CommitStage
 from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import Step
 from crosswire.hub.seals import LakeGap, Seal
+from crosswire.hub.turns import QUANTUM_S
 from crosswire.lake.catalog import expire
 from crosswire.lake.files import FinishedFile, find
 from crosswire.lake.history import History, LakeExtent
@@ -414,12 +415,11 @@ class LakeFeed:
                 if upto is not None and first_row > upto:
                     return taken
                 self._miss_rows(first_row)
-                group = self._read_group(first_row, rows, block, newest)
+                group = await self._read_group(first_row, rows, block, newest)
                 newest = group.newest
                 taken.append(group)
                 size += group.size_bytes
                 self._read_row = first_row + rows - 1
-                await asyncio.sleep(0)
                 if size >= self._settings.seal_bytes:
                     break
         if self._read_row >= store.next_row - 1:
@@ -427,15 +427,26 @@ class LakeFeed:
             self._since = time.monotonic()
         return taken
 
-    def _read_group(self, first_row: int, rows: int, block: bytes, newest: int) -> FeedGroup:
+    async def _read_group(self, first_row: int, rows: int, block: bytes, newest: int) -> FeedGroup:
+        """A group of the store. A large one takes long: others are served in between."""
         last_row = first_row + rows - 1
         messages: list[Envelope] = []
+        turns = self._hub.turns
+        await asyncio.sleep(0)
+        turns.enter()
+        ends_at = turns.thread_clock() + QUANTUM_S
         try:
-            messages = self._hub.seals.messages_of(block)
+            for envelope in self._hub.seals.messages_of(block):
+                messages.append(envelope)
+                if turns.thread_clock() >= ends_at:
+                    await asyncio.sleep(0)
+                    turns.enter()
+                    ends_at = turns.thread_clock() + QUANTUM_S
         except RecordDamaged as error:
             self._hub.damage.report(error)
             self._gaps.append(LakeGap("ledger", first_row, last_row, _now_us(), str(error)))
-            block = b""
+            block, messages = b"", []
+        messages.sort(key=lambda envelope: envelope.id)
         newest = max(newest, messages[-1].id if messages else 0)
         size = len(block) + sum(len(each.payload) + 100 for each in messages)
         return FeedGroup(first_row, last_row, block, messages, (), newest, size)
