@@ -101,7 +101,7 @@ async def stream_events(
     which ends the stream. `begin` starts what fills the buffer, and returns what ends that."""
     check()
     context = ask.server.context
-    ask.streams.enter(ask.principal)
+    ask.streams.enter(ask.holder)
     end: Callable[[], None] | None = None
     context.on_reconfigured.append(buffer.wake)
     try:
@@ -134,6 +134,6 @@ async def stream_events(
                 yield b": keep-alive\n\n"
     finally:
         context.on_reconfigured.remove(buffer.wake)
-        ask.streams.leave(ask.principal)
+        ask.streams.leave(ask.holder)
         if end is not None:
             end()

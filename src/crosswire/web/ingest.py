@@ -61,6 +61,7 @@ async def stage(ask: OperationRequest) -> StageResponse:
     # Decoding takes long: on the event loop it would delay all connections.
     part = await asyncio.get_running_loop().run_in_executor(_READERS, read)
     name: str = ask.path["attempt"]
+    staging.claim(owner, ask.connection)
     async with ask.work.turn() as turn:
         for destination in part.totals:
             ask.require("produce", destination)
@@ -101,6 +102,7 @@ async def commit(ask: OperationRequest) -> CommitResponse:
     asked: CommitRequest = ask.body
     owner, batch = _owner(ask), _batch(ask)
     staging = ask.hub.staging
+    staging.claim(owner, ask.connection)
     is_checked = not staging.is_committed(owner, batch, asked.run)
     if is_checked:
         # Rights may have been withdrawn since the attempts were staged. A batch that is committed

@@ -261,7 +261,7 @@ async def create_queue(ask: OperationRequest) -> CreatedQueue:
     destination = f"queue/{asked.name}"
     is_new = destination not in ask.hub.store.destinations()
     if is_new:
-        ask.hub.target(destination, LedgerPeer("http", "", ask.principal))
+        ask.hub.target(destination, LedgerPeer("http", ask.connection, ask.principal))
         await ask.hub.committed()
     return CreatedQueue(name=asked.name, created=is_new)
 
@@ -311,7 +311,7 @@ async def move_messages(ask: OperationRequest) -> ReplayRow:
     if not target.startswith(("queue/", "topic/")):
         raise InvalidDestination(f"{target!r} is neither a queue nor a topic")
     asked.check()
-    ask.hub.target(target, LedgerPeer("http", "", ask.principal))
+    ask.hub.target(target, LedgerPeer("http", ask.connection, ask.principal))
     request = ReplayRequest(
         queue=queue.name,
         ids=asked.ids,

@@ -58,7 +58,7 @@ _ONCE_S: Final = 3600.0
 _NAME_BYTES: Final = 200
 _NAMES: Final = 1_000_000
 """Destinations of all attempts together, each counted once for each attempt: they are in memory."""
-PART_NAMES: Final = 25_000
+PART_NAMES: Final = 10_000
 """Destinations of one part: they are counted, and stored, in one turn of the event loop."""
 _CHECKED: Final = 64
 """Destinations that are checked before others may have a turn."""
@@ -165,6 +165,8 @@ class Staging:
         self._take_over = take_over
         self._batches: dict[tuple[ProducerKey, int], _StagedBatch] = {}
         self._producers: dict[ProducerKey, BatchProducer] = {}
+        self._addresses: dict[ProducerKey, str] = {}
+        """Holders of what producers without a user have staged, if they have a share."""
 
     def reconfigure(self, limits: StagingLimits, share: float) -> None:
         """Other limits from now on; what is staged stays."""
@@ -185,6 +187,21 @@ class Staging:
         return self._attempts_share.total
 
     # Staging.
+
+    def claim(self, owner: ProducerKey, holder: str) -> None:
+        """What this producer stages counts for the holder, an address, unless it counts for another
+        one already, or for a user."""
+        is_new = owner not in self._addresses and owner not in self._producers
+        if (
+            holder
+            and is_new
+            and not owner.principal
+            and all(each != owner for each, _ in self._batches)
+        ):
+            self._addresses[owner] = holder
+
+    def _holder(self, owner: ProducerKey) -> str:
+        return owner.principal or self._addresses.get(owner, "")
 
     def stage(
         self,
@@ -236,19 +253,19 @@ class Staging:
         if attempt is None:
             store = self._store
             attempt = found.attempts[name] = StagedAttempt(store, store.reserve(1))
-            self._attempts_share.add(owner.principal)
+            self._attempts_share.add(self._holder(owner))
         known = len(attempt.totals)
         attempt.stage(owner, batch, name, part)
-        self._bytes_share.add(owner.principal, part.size_bytes)
-        self._names_share.add(owner.principal, len(attempt.totals) - known)
+        self._bytes_share.add(self._holder(owner), part.size_bytes)
+        self._names_share.add(self._holder(owner), len(attempt.totals) - known)
         self._commits.added([part.size_bytes])
         return attempt
 
     def _release(self, owner: ProducerKey, attempts: Collection[StagedAttempt]) -> None:
         """These are gone; their bytes are counted where chunks are deleted."""
         names = sum(len(attempt.totals) for attempt in attempts)
-        self._attempts_share.remove(owner.principal, len(attempts))
-        self._names_share.remove(owner.principal, names)
+        self._attempts_share.remove(self._holder(owner), len(attempts))
+        self._names_share.remove(self._holder(owner), names)
 
     def _check_room(
         self, owner: ProducerKey, attempt: StagedAttempt | None, part: StagedPart, now: float
@@ -263,11 +280,11 @@ class Staging:
             )
         if attempt is not None:
             names -= len(part.totals.keys() & attempt.totals.keys())
-        principal = owner.principal
-        _check(self._bytes_share, principal, part.size_bytes, "[ingest] staged_bytes")
-        _check(self._names_share, principal, names, "commit some of them first")
+        holder = self._holder(owner)
+        _check(self._bytes_share, holder, part.size_bytes, "[ingest] staged_bytes")
+        _check(self._names_share, holder, names, "commit some of them first")
         if attempt is None:
-            _check(self._attempts_share, principal, 1, "[ingest] attempts")
+            _check(self._attempts_share, holder, 1, "[ingest] attempts")
         self._check_producers(owner)
 
     def check_part(
@@ -291,7 +308,7 @@ class Staging:
 
     def _check_producers(self, owner: ProducerKey) -> None:
         if owner not in self._producers:
-            _check(self._producers_share, owner.principal, 1, "[ingest] producers")
+            _check(self._producers_share, self._holder(owner), 1, "[ingest] producers")
 
     def _check_destinations(self, owner: ProducerKey, totals: Totals) -> Iterator[None]:
         """Raises DestinationFull if a queue has no room, or there are too many destinations."""
@@ -314,7 +331,7 @@ class Staging:
                     f" {length} of {size_bytes} bytes"
                 )
         if created:
-            self._destinations.owners.check(owner.principal, created)
+            self._destinations.owners.check(self._holder(owner), created)
 
     # Committing.
 
@@ -401,7 +418,7 @@ class Staging:
                     yield
         yield from self._check_destinations(owner, totals)
         for number, name in enumerate(totals, 1):
-            self._destinations.owners.create(name, owner.principal)
+            self._destinations.owners.create(name, self._holder(owner))
             if not number % _CHECKED:
                 yield
 
@@ -454,7 +471,7 @@ class Staging:
 
     def _add_producer(self, record: _BatchRecord, now: float) -> BatchProducer:
         if record.owner not in self._producers:
-            self._producers_share.add(record.owner.principal)
+            self._producers_share.add(self._holder(record.owner))
         producer = self._producers[record.owner] = BatchProducer(record, now)
         return producer
 
@@ -474,7 +491,7 @@ class Staging:
             and not (key and turns.is_over())
         ):
             attempt, key, size = producer.chunks.pop()
-            self._bytes_share.remove(producer.record.owner.principal, size)
+            self._bytes_share.remove(self._holder(producer.record.owner), size)
             size_bytes += size
             chunk = attempt.take(key)
             try:
@@ -523,7 +540,7 @@ class Staging:
         dropped = [attempt for attempt in attempts if keep is None or attempt.number not in keep]
         for attempt in dropped:
             attempt.drop()
-            self._bytes_share.remove(owner.principal, attempt.size_bytes)
+            self._bytes_share.remove(self._holder(owner), attempt.size_bytes)
         self._release(owner, dropped)
         if dropped:
             self._commits.request(urgent=False)
@@ -542,6 +559,8 @@ class Staging:
         for owner, producer in list(self._producers.items()):
             if producer.record.once and producer.since < now - _ONCE_S and producer.is_done:
                 self._forget(owner)
+        known = {owner for owner, _ in self._batches} | self._producers.keys()
+        self._addresses = {each: self._addresses[each] for each in self._addresses.keys() & known}
 
     def forget(self, owner: ProducerKey) -> None:
         """Forget a producer, and drop what it has staged. Raises UnknownMessage, StagingFull."""
@@ -558,7 +577,7 @@ class Staging:
 
     def _forget(self, owner: ProducerKey) -> None:
         del self._producers[owner]
-        self._producers_share.remove(owner.principal)
+        self._producers_share.remove(self._holder(owner))
         self._store.drop(_PRODUCERS, _encode(owner))
         self._commits.request(urgent=False)
 
@@ -595,9 +614,9 @@ class Staging:
             self._resume(record, attempts, now)
 
     def _count(self, owner: ProducerKey, attempt: StagedAttempt) -> None:
-        self._attempts_share.add(owner.principal)
-        self._bytes_share.add(owner.principal, attempt.size_bytes)
-        self._names_share.add(owner.principal, len(attempt.totals))
+        self._attempts_share.add(self._holder(owner))
+        self._bytes_share.add(self._holder(owner), attempt.size_bytes)
+        self._names_share.add(self._holder(owner), len(attempt.totals))
 
     def _lost(self, owner: ProducerKey, number: int) -> StagedAttempt:
         """An attempt of a committed batch without a record of any of its parts."""
@@ -627,18 +646,18 @@ class Staging:
             for attempt in found:
                 before = attempt.size_bytes
                 attempt.find_chunks()
-                self._bytes_share.add(record.owner.principal, attempt.size_bytes - before)
+                self._bytes_share.add(self._holder(record.owner), attempt.size_bytes - before)
         producer.begin(found, moved or b"")
         left = sum(size for _, _, size in producer.chunks)
         done = sum(attempt.size_bytes for attempt in found) - left
-        self._bytes_share.remove(record.owner.principal, done)
+        self._bytes_share.remove(self._holder(record.owner), done)
         self._core.timers.at(now, lambda at: self._step(producer, at))
 
 
-def _check(share: Quota, principal: str, count: int, hint: str) -> None:
+def _check(share: Quota, holder: str, count: int, hint: str) -> None:
     """Raises StagingFull."""
     try:
-        share.check(principal, count)
+        share.check(holder, count)
     except QuotaExceeded as error:
         raise StagingFull(f"{error} ({hint})") from None
 
