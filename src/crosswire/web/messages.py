@@ -23,6 +23,7 @@ from crosswire.web.times import Moment, at_us
 __all__ = [
     "MESSAGE_OPERATIONS",
     "PREVIEW_BYTES",
+    "SHOWN_BYTES",
     "JsonMessage",
     "Production",
     "show_message",
@@ -30,6 +31,8 @@ __all__ = [
 ]
 
 PREVIEW_BYTES: Final = 4096
+SHOWN_BYTES: Final = 512 << 10
+"""Messages of this size together are read to be shown at once, or one that is larger."""
 _MOST_MESSAGES: Final = 50_000
 _STEP: Final = 64
 """Messages that are accepted at once: each may be the first of a new queue, which takes longest."""
