@@ -36,6 +36,9 @@ POLL_S = 1.0
 FIRST_PART_BYTES = 4 * 1024
 """How much of a read is processed at once, until it is known how long that takes."""
 LEAST_PART_BYTES = 256
+MOST_PART_BYTES = 64 * 1024
+"""While a frame is not whole its parts take no time, and would grow: but one may end with several
+frames, each of which causes much."""
 LARGE_S: Final = 0.01
 """Roughly how long a frame of `LARGE_BYTES` takes, which is processed at once when its last byte is
 there: more than a turn."""
@@ -330,7 +333,7 @@ class Session(asyncio.Protocol):
             if took_s > QUANTUM_S:
                 self._part_bytes = max(len(part) // 2, LEAST_PART_BYTES)
             elif took_s < QUANTUM_S / 2:
-                self._part_bytes = max(self._part_bytes, 2 * len(part))
+                self._part_bytes = max(self._part_bytes, min(2 * len(part), MOST_PART_BYTES))
             if self.connection.has_backlog or (
                 self._unread
                 and (

@@ -316,20 +316,41 @@ def inform(size: int) -> Attack:
     return attack
 
 
-def listing(size: int) -> Attack:
+def listing(size: int, count: int = 200) -> Attack:
     """Requests whose answers are long."""
 
     def attack(target: MeasuredTarget) -> Iterator[None]:
         with ExitStack() as stack:
-            peers = connect(stack, target, 2)
-            request(peers[0], "$serve", services=[f"service{number}" for number in range(size)])
-            peers[0].answers(1)
-            for _ in range(200):
-                request(peers[1], "$list_ops")
-            data = peers[1].bytes_to_send()
+            *providers, client = connect(stack, target, size // PER_CONNECTION + 1)
+            for index, provider in enumerate(providers):
+                names = [f"service{index}-{number}" for number in range(PER_CONNECTION)]
+                request(provider, "$serve", services=names)
+                provider.answers(1)
+            for _ in range(count):
+                request(client, "$list_ops")
+            data = client.bytes_to_send()
             yield
-            peers[1].send(data)
-            peers[1].answers(200)
+            client.send(data)
+            client.answers(count)
+
+    return attack
+
+
+def fan_out(size: int, count: int) -> Attack:
+    """A publication of `size` bytes to as many subscriptions of one connection."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            publisher, subscriber = connect(stack, target, 2)
+            for _ in range(count):
+                request(subscriber, "$subscribe", destination="topic/fan", window=1)
+            subscriber.answers(count)
+            request(publisher, "$publish", destination="topic/fan", text="x" * size)
+            data = publisher.bytes_to_send()
+            yield
+            publisher.send(data)
+            publisher.answers(1)
+            subscriber.answers(count)
 
     return attack
 
@@ -514,6 +535,8 @@ SHORT: dict[str, Attack] = {
     "burst-publish": burst(20_000, "$publish", destination="queue/burst", text="x"),
     "burst-invalid": burst(20_000, "$publish", nothing=1),
     "listing": listing(1_000),
+    "listing-many": listing(10_000, 10),
+    "fan-out": fan_out(1 << 19, 100),
     "backlog": backlog(5_000),
     "many-queues": many_queues(2_000),
     "leases": leases(10_000),
@@ -540,6 +563,8 @@ FULL: dict[str, Attack] = {
     "burst-publish": burst(50_000, "$publish", destination="queue/burst", text="x"),
     "burst-invalid": burst(50_000, "$publish", nothing=1),
     "listing": listing(1_000),
+    "listing-many": listing(20_000, 20),
+    "fan-out": fan_out(1 << 20, 200),
     "backlog": backlog(20_000),
     "many-queues": many_queues(10_000),
     "leases": leases(60_000),

@@ -35,7 +35,7 @@ from crosswire.wire.relink.connection import RelinkConnection
 from crosswire.wire.relink.handshake import LinkTerms
 from crosswire.wire.relink.link import Link
 from crosswire.wire.zmtp.curve import CurveClient, encode_key, public_key_of
-from tests.adversary.harness import ATTEMPTS, PATIENCE_S, PAUSE_S, Attacker, Target
+from tests.adversary.harness import PATIENCE_S, PAUSE_S, Attacker, Target
 from tests.certificates import Authority, make_certificate
 from tests.cli.conftest import RunningHub
 
@@ -55,12 +55,13 @@ PING_S = 0.05
 """The 99th percentile of the neighbour's round trips during an attack, unless a polite peer costs
 it nearly as much."""
 TIMES = 2
+ATTEMPTS = 4
 POLITE_S = 0.5
 """A polite peer is there for so long at least, or the neighbour would ping too few times."""
 WORST = 2.5
 TURN_S = 0.02
 """No turn of the hub's event loop is longer, from frames of up to a MiB."""
-LARGE_S = 0.008
+LARGE_S = 0.006
 """What each MiB of a larger frame may add."""
 KEPT_BYTES = 128 * 1024 * 1024
 """What the hub may keep after an attack: queues, subscriptions and schedules that it was told to
@@ -197,7 +198,8 @@ observe = true
 administer = true
 """)
         file.chmod(0o600)
-        others = [f"--listen={each}=off" for each in ("emp-tls", "epoxy-tls", "micromsg2-tls")]
+        unused = ("emp-tls", "epoxy-tls", "micromsg2-tls", "https")
+        others = [f"--listen={each}=off" for each in unused]
         hub = RunningHub(
             folder / "data", "--config", str(file), "--listen=relink-tls=127.0.0.1:0", *others
         )
@@ -314,15 +316,13 @@ administer = true
         Turns are measured by the clock of the hub's thread, which stands still while others have
         the processor, but runs faster than its work while they share its caches. So one of a few
         attempts has to be without a longer turn, and none may have one of `WORST` times as long. A
-        round trip has no such clock. The best of the attempts is compared with the worst beside a
-        polite peer that keeps the hub busy for as long, right after each: what the machine alone
-        does to a neighbour is not the attack's.
+        round trip has no such clock: it may be as long as beside a polite peer that keeps the hub
+        busy for as long, right after the attack, since what the machine alone does to a neighbour
+        is not the attack's.
         """
         large_s = LARGE_S * largest_mib
         found: list[str] = []
-        pings: list[float] = []
-        limit_s = PING_S + 2 * large_s
-        is_short = False
+        is_short = is_served = False
         for _ in range(ATTEMPTS):
             cost = self.measure(attack)
             found.append(str(cost))
@@ -330,12 +330,14 @@ administer = true
             assert not cost.turns_over(WORST * (TURN_S + large_s)), text
             assert cost.kept_bytes <= KEPT_BYTES, text
             is_short = is_short or not cost.turns_over(TURN_S + large_s)
-            pings.append(cost.ping_s)
-            if min(pings) > limit_s:
-                beside = self.measure(polite(max(cost.seconds, POLITE_S)))
-                found.append(f"polite: {beside}")
-                limit_s = max(limit_s, 2 * large_s + TIMES * beside.trips_s[-1])
-            if is_short and min(pings) <= limit_s:
+            if not is_served:
+                waited_s = cost.ping_s - 2 * large_s
+                is_served = waited_s <= PING_S
+                if not is_served:
+                    beside = self.measure(polite(max(cost.seconds, POLITE_S)))
+                    found.append(f"polite: {beside}")
+                    is_served = waited_s <= TIMES * beside.ping_s
+            if is_short and is_served:
                 return
         raise AssertionError("\n".join(found))
 

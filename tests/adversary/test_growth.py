@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.adversary.growth import LARGEST_MIB, SHORT, polite
+from tests.adversary.http_growth import HTTP_ATTACKS
 from tests.adversary.measured import MeasuredTarget, measured_hub
 
 
@@ -23,3 +24,8 @@ pytestmark = pytest.mark.alone
 @pytest.mark.parametrize("name", SHORT)
 def test_the_neighbour_is_served(target: MeasuredTarget, name: str) -> None:
     target.assert_served(SHORT[name], polite, LARGEST_MIB.get(name, 0))
+
+
+@pytest.mark.parametrize("name", HTTP_ATTACKS)
+def test_the_neighbour_is_served_beside_http(target: MeasuredTarget, name: str) -> None:
+    target.assert_served(HTTP_ATTACKS[name], polite)

@@ -29,6 +29,15 @@ EPOXY = serialize_epoxy(ConfigFrame()) + 3 * serialize_epoxy(
 MICROMSG2 = serialize_micromsg2(
     Handshake(1, 0, 0, "anna", (Extension("x-auth", {"token": SECRET}),), ())
 )
+_LARGE = bytes(2 << 20)
+LARGE_EMP = serialize_emp(
+    Request(1, serialize_call("$authenticate", b'{"token":"%b","a":"%b"}' % (
+        SECRET.encode(), _LARGE.replace(b"\x00", b"x")
+    )))
+)  # fmt: skip
+LARGE_EPOXY = serialize_epoxy(
+    Message(1, MessageType.REQUEST, "S", "M", marshal_credentials(SECRET), _LARGE)
+)
 PLAIN = bytes((4,)) + b"anna" + bytes((len(SECRET),)) + SECRET.encode()
 ZMTP = serialize_zmtp(Greeting("PLAIN")) + serialize_command("HELLO", PLAIN)
 BROKEN = serialize_emp(Hello(1)) + serialize_emp(Request(1, _CALL[:-1]))
@@ -71,3 +80,18 @@ def test_nothing_else_is_masked(name: str) -> None:
     sent = b"".join(data for _, forward, data in talk.chunks if forward)
     frames = list(CaptureAnalysis().raw_frames([sent], name))
     assert frames and not any(each.decoded.is_masked for each in frames)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "shown"),
+    [("emp", LARGE_EMP, "$authenticate"), ("epoxy", LARGE_EPOXY, "S")],
+    ids=["emp", "epoxy"],
+)
+def test_secrets_in_frames_whose_bytes_are_not_kept(name: str, data: bytes, shown: str) -> None:
+    """They can't be masked, so nothing is shown that may be one."""
+    start = serialize_emp(Hello(1)) if name == "emp" else serialize_epoxy(ConfigFrame())
+    parts = [data[at : at + (1 << 19)] for at in range(0, len(data), 1 << 19)]
+    [_, frame] = CaptureAnalysis().raw_frames([start, *parts], name)
+    fields = json.dumps(frame.decoded.fields)
+    assert frame.decoded.data == b"" and shown in fields
+    assert SECRET not in fields and SECRET.encode().hex() not in fields

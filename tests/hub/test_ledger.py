@@ -198,6 +198,6 @@ def test_the_lake_gets_every_stored_message_by_way_of_the_ledger() -> None:
     bench.commit()
     blocks = bench.store.blocks(0, 100)
     records = [bench.hub.seals.records_of(block) for *_, block in blocks]
-    messages = [decode(each) for some in records for each in some.values()]
+    messages = [decode(record) for some in records for _, record in some]
     assert [each.id for each in messages] == [*ids, request.id]
     assert [each.payload for each in messages] == [b"1", b"2", b"3", b"4"]

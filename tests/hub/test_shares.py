@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from crosswire.envelope import Envelope
-from crosswire.errors import DestinationFull, QuotaExceeded, StagingFull
+from crosswire.errors import DestinationFull, InvalidEnvelope, QuotaExceeded, StagingFull
 from crosswire.hub.ingest.records import NamedAttempt, ProducerKey, pack
+from crosswire.hub.ingest.staging import PART_NAMES
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.policies import HubConfig, ServicePolicy, StagingLimits
 from crosswire.hub.schedules import Schedule
+from crosswire.hub.shares import holder_of_address
 from crosswire.store.contract import StoreLimits
 from tests.hub.parties import Bench, Caller, Recorder, Server, send
 
@@ -280,3 +282,47 @@ def test_an_address_has_a_share_without_users() -> None:
     with pytest.raises(QuotaExceeded):
         bench.hub.subscribe("topic/t", Recorder(), bench.now, peer=peer, name="more")
     bench.hub.subscribe("topic/t", Recorder(), bench.now, peer=here, name="more")
+
+
+def test_what_comes_over_http_without_users_counts_for_its_address() -> None:
+    bench = start()
+    here, there = holder_of_address("203.0.113.5"), holder_of_address("203.0.113.6")
+
+    def is_refused(connection: str, name: str) -> bool:
+        message = send(b"", f"queue/{name}", connection=connection)
+        receipt = bench.hub.produce([message], bench.now)
+        return isinstance(receipt.refused.get(0), DestinationFull)
+
+    for number in range(EACH):
+        assert not is_refused(here, str(number))
+    assert is_refused(here, "more")
+    assert not is_refused(there, "more") and not is_refused("", "another")
+
+
+def test_staged_batches_without_users_count_for_their_address() -> None:
+    bench = Bench(HubConfig(staging=StagingLimits(attempts=8)), limits=LIMITS)
+    staging, owner = bench.hub.staging, ProducerKey("", "p")
+    part = pack([send(b"x", "queue/q")])
+    staging.claim(owner, holder_of_address("203.0.113.5"))
+    # A second address that uses the same name changes nothing.
+    staging.claim(owner, holder_of_address("203.0.113.6"))
+    for number in range(2):
+        staging.stage(owner, 1, str(number), 0, part, bench.now)
+    with pytest.raises(StagingFull):
+        staging.stage(owner, 1, "more", 0, part, bench.now)
+    staging.stage(ProducerKey("", "another"), 1, "a", 0, part, bench.now)
+    bench.commit()
+    staging.commit(owner, 1, [NamedAttempt("0", 1, 1), NamedAttempt("1", 1, 1)], bench.now)
+    bench.commit()
+    staging.stage(owner, 2, "again", 0, part, bench.now)
+    staging.abort(owner, 2)
+    staging.forget(owner)
+    staging.keep_house(bench.now)
+    assert staging.attempts == 1
+
+
+def test_a_part_has_a_limit_of_destinations() -> None:
+    bench = Bench()
+    batch = [send(b"", f"queue/{number}") for number in range(PART_NAMES + 1)]
+    with pytest.raises(InvalidEnvelope, match="at most 10000 destinations"):
+        bench.hub.staging.stage(ProducerKey("", "p"), 1, "a", 0, pack(batch), bench.now)

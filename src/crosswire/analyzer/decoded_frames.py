@@ -21,6 +21,8 @@ __all__ = ["AnnotatedFrame", "FrameReader", "Violation"]
 
 _MOST_LISTED: Final = 1000
 """Of a list in `fields`: a few bytes may announce 65,536 channels."""
+_SHORT: Final = 255
+"""Characters of a text in `fields` that is shown although the frame's bytes are not kept."""
 
 
 class Violation(msgspec.Struct, frozen=True):
@@ -57,7 +59,8 @@ class AnnotatedFrame(msgspec.Struct, frozen=True, kw_only=True):
 class FrameReader:
     """One direction of a connection.
 
-    Of an incomplete frame at most `kept_bytes` are kept: the bytes of a larger one are not shown.
+    Of an incomplete frame at most `kept_bytes` are kept. Of a larger one neither the bytes are
+    shown, nor the fields that may have a secret in them, which only the bytes would show.
     """
 
     def __init__(
@@ -112,6 +115,8 @@ class FrameReader:
         row = self.decoder.describe(offset, length, item)
         if data != raw and row.fields:
             row = msgspec.structs.replace(row, fields=self._masked_fields(item, row.fields, data))
+        elif not raw and length and row.fields:
+            row = msgspec.structs.replace(row, fields=_harmless(row.fields))
         violation = None
         if row.error is not None:
             violation = _violation(self.protocol, row.error, row.reason or "")
@@ -152,6 +157,17 @@ def _violation(name: str, error: str, reason: str) -> Violation:
     clause = clause_of(name, reason, is_content=True)
     title, page = ("", "") if clause is None else clause
     return Violation(error, reason, title, page)
+
+
+def _harmless(fields: dict[str, Any]) -> dict[str, Any]:
+    """Numbers and short texts: secrets are in layer data, and in what is nested, JSON and
+    extensions."""
+    return {
+        name: value
+        for name, value in fields.items()
+        if isinstance(value, int | float)
+        or (isinstance(value, str) and len(value) <= _SHORT and name != "layer_data")
+    }
 
 
 def _bounded(fields: dict[str, Any]) -> dict[str, Any]:

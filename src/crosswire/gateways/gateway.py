@@ -198,12 +198,15 @@ class Gateway(ABC):
         self._claim_slot()
 
     def _claim_slot(self) -> None:
-        """Its slot counts for its user; the peer is disconnected if others need it more."""
+        """Its slot counts for its user, or its address; the peer is disconnected if others need it
+        more."""
         context = self.context
-        share = context.config.limits.share
-        if not context.connection_slots.assign(self, self.principal, share):
+        owner, share = context.owner_of(self.principal, self.host), context.config.limits.share
+        if owner and not context.connection_slots.assign(self, owner, share):
             context.count("rejected", self.protocol)
-            crowded = ServiceUnavailable("the hub has no room for another connection of one user")
+            crowded = ServiceUnavailable(
+                "the hub has no room for another connection of one user or address"
+            )
             asyncio.get_running_loop().call_soon(self.turn_away, crowded)
 
     def identify_by_token(self, token: str) -> str | None:
@@ -322,7 +325,7 @@ class Gateway(ABC):
             context.count("rejected", self.protocol)
             # The connection is made all the same: only it knows its protocol's refusal.
             connection.fail(ServiceUnavailable("the hub has no room for another connection"))
-        elif self.principal:
+        else:
             self._claim_slot()
         return connection
 

@@ -102,8 +102,9 @@ class ConnectionSlots:
         self._forget_user(occupant)
 
     def assign(self, occupant: Occupant, user: str, share: float) -> bool:
-        """An occupant has identified itself as this user. False if it has to leave: the last part
-        of all slots, `share` of them, is for users with less than their share."""
+        """An occupant is this user's, or without users that of an address. False if it has to
+        leave: the last part of all slots, `share` of them, is for those with less than their
+        share."""
         if occupant not in self._hosts:
             return True
         self._forget_user(occupant)

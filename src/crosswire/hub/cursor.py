@@ -36,7 +36,7 @@ class FailedDelivery(msgspec.Struct, array_like=True, frozen=True):
     cause: str
 
 
-class UnsettledMessage(msgspec.Struct, array_like=True):
+class UnsettledMessage(msgspec.Struct, array_like=True, gc=False):
     """A message that is not settled, with its failed deliveries."""
 
     number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]

@@ -17,6 +17,7 @@ from crosswire.hub.core import SendEnvelope
 from crosswire.hub.cursor import FailedDelivery
 from crosswire.hub.dispatch import DispatchLoop
 from crosswire.hub.ledger import Step
+from crosswire.store.keys import MAX_ID
 
 __all__ = [
     "DeadLetter",
@@ -67,8 +68,8 @@ class DeadLetter(msgspec.Struct, frozen=True):
 class DeadLetterQueue(Protocol):
     """A queue, as far as dead letters need it: see `Backlog`."""
 
-    def browse(self, after: int, count: int) -> list[Envelope]:
-        """Unsettled messages after an id."""
+    def browse_page(self, after: int, count: int, most_bytes: int) -> tuple[list[Envelope], bool]:
+        """Unsettled messages after an id, and whether there may be more."""
 
     def exchange(self, envelope: Envelope, record: bytes) -> None:
         """Replace the message that has this envelope's id."""
@@ -104,13 +105,17 @@ class DeadLetters:
         self._way_back = way_back
         self._loop = loop
 
-    def list(self, queue: str, *, after: int = 0, count: int = 100) -> Sequence[DeadLetter]:
-        """In order of ids; for more, continue after the last one."""
-        return [_read(envelope) for envelope in self._queue(queue).browse(after, count)]
+    def list(
+        self, queue: str, *, after: int = 0, count: int = 100, most_bytes: int = MAX_ID
+    ) -> Sequence[DeadLetter]:
+        """In order of ids, of `most_bytes` together or one that is larger; for more, continue after
+        the last one, until there is none."""
+        found, _ = self._queue(queue).browse_page(after, count, most_bytes)
+        return [_read(envelope) for envelope in found]
 
     def get(self, queue: str, identifier: int) -> DeadLetter:
         """One dead letter. Raises UnknownMessage."""
-        found = self._queue(queue).browse(identifier - 1, 1)
+        found, _ = self._queue(queue).browse_page(identifier - 1, 1, MAX_ID)
         if not found or found[0].id != identifier:
             raise UnknownMessage(f"{queue} has no message {identifier}")
         return _read(found[0])

@@ -26,7 +26,9 @@ __all__ = ["Intake"]
 _FIRST_LEVEL: Final = slice(6, 7)
 """The first character of NAME in `queue/NAME` and `topic/NAME`."""
 _DELIVERIES: Final = 256
-"""What is delivered to the subscribers of a topic before others may have a turn."""
+_DELIVERY_BYTES: Final = 1 << 19
+"""Deliveries to the subscribers of a topic, and their size, before others may have a turn. A
+message that is larger is delivered to one subscriber at a time."""
 
 
 class _DeliveryTally:
@@ -242,7 +244,8 @@ class Intake:
         """
         subscribers, defer = audience.subscribers, self._loop.defer
         tally = _DeliveryTally()
-        at_once = max(_DELIVERIES // len(accepted), 1)
+        size_bytes = sum(len(each.payload) for each in accepted) + 1
+        at_once = max(min(_DELIVERIES // len(accepted), _DELIVERY_BYTES // size_bytes), 1)
         for start in range(0, len(subscribers), at_once):
             part = subscribers[start : start + at_once]
             defer("publish", self._deliver_published, topic, part, accepted, tally, now)

@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 _VERSION: Final = 1
+_PAGE: Final = 64
+_PAGE_BYTES: Final = 1 << 18
 SEAL_SPACE: Final = "seal"
 SEAL_KEY: Final = b"last"
 """Where a store has the last seal."""
@@ -135,17 +137,17 @@ class LakeSeals:
 
     # What was stored.
 
-    def records_of(self, block: bytes) -> dict[int, bytes]:
-        """The messages that were stored together with a block of the journal, by id and in order of
-        ids: their records, which were decoded as a check.
+    def records_of(self, block: bytes) -> Iterator[tuple[int, bytes]]:
+        """The messages that were stored together with a block of the journal, run by run: ids and
+        records, which were decoded as a check. They are read in small pages: the caller may do
+        something else in between, for as long as the store deletes none of them, which is until a
+        seal with them is released.
 
         Raises RecordDamaged if the block can't be read; messages that can't are reported.
         """
-        found: dict[int, bytes] = {}
         for run in parse_block(0, block):
             if run.step is Step.ACCEPTED and run.counts is None and run.ids:
-                found.update(self._stored_run(run))
-        return dict(sorted(found.items()))
+                yield from self._stored_run(run)
 
     def _stored_run(self, run: LedgerRun) -> Iterator[tuple[int, bytes]]:
         store = self._store
@@ -159,17 +161,20 @@ class LakeSeals:
         if not numbers:
             # A destination is removed only when the lake has all of its messages.
             return
-        pages: list[Page] = []
-        store.read(
-            sorted(numbers),
-            after=min(run.ids) - 1,
-            upto=max(run.ids),
-            count=1 << 30,
-            size_bytes=1 << 40,
-            done=pages.append,
-        )
         wanted = dict.fromkeys(run.ids)
-        for page in pages:
+        after, last = min(run.ids) - 1, max(run.ids)
+        while after < last:
+            pages: list[Page] = []
+            store.read(
+                sorted(numbers),
+                after=after,
+                upto=last,
+                count=_PAGE,
+                size_bytes=_PAGE_BYTES,
+                done=pages.append,
+            )
+            [page] = pages
+            after = page.last
             for number, identifier, record in page.records:
                 if identifier not in wanted:
                     continue

@@ -300,6 +300,10 @@ class Services:
             for name, service in self._services.items()
         }
 
+    def names(self) -> list[str]:
+        """The destinations of all services that somebody provides."""
+        return list(self._services)
+
     def load(self, name: str) -> tuple[int, int]:
         """How many calls of a service are in progress, and how many of them wait for a provider."""
         service = self._services.get(name)

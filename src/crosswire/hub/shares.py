@@ -11,8 +11,9 @@ from typing import Final
 from crosswire.errors import QuotaExceeded
 from crosswire.store.contract import Store
 
-__all__ = ["DestinationOwners", "Holders", "Quota"]
+__all__ = ["DestinationOwners", "Holders", "Quota", "holder_of_address"]
 
+_ADDRESS: Final = "@"
 _OWNERS: Final = "creator"
 """A space: who created a destination, by its number."""
 
@@ -29,7 +30,7 @@ class Holders:
 
     def add(self, connection: str, address: str) -> None:
         """What comes over this connection counts for its address, unless for a user."""
-        self._addresses[connection] = f"@{address}"
+        self._addresses[connection] = holder_of_address(address)
 
     def remove(self, connection: str) -> None:
         """The connection has ended. May be repeated."""
@@ -37,7 +38,17 @@ class Holders:
 
     def of(self, principal: str, connection: str) -> str:
         """The holder's name; empty if nobody's share is meant."""
-        return principal or self._addresses.get(connection, "")
+        if principal or not connection:
+            return principal
+        if connection.startswith(_ADDRESS):
+            return connection
+        return self._addresses.get(connection, "")
+
+
+def holder_of_address(address: str) -> str:
+    """The holder of what comes from an address. Where there is no connection that lasts, as over
+    HTTP, messages have it in place of the connection's name."""
+    return f"{_ADDRESS}{address}"
 
 
 class Quota:

@@ -38,6 +38,7 @@ from crosswire.hub.commits import CommitStage
 from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import Step
 from crosswire.hub.seals import LakeGap, Seal
+from crosswire.hub.turns import QUANTUM_S
 from crosswire.lake.catalog import expire
 from crosswire.lake.files import FinishedFile, find
 from crosswire.lake.history import History, LakeExtent
@@ -429,12 +430,11 @@ class LakeFeed:
                 if upto is not None and first_row > upto:
                     return taken
                 self._miss_rows(first_row)
-                group = self._read_group(first_row, rows, block, newest)
+                group = await self._read_group(first_row, rows, block, newest)
                 newest = group.newest
                 taken.append(group)
                 size += group.size_bytes
                 self._read_row = first_row + rows - 1
-                await asyncio.sleep(0)
                 if size >= self._settings.seal_bytes:
                     break
         if self._read_row >= store.next_row - 1:
@@ -442,18 +442,29 @@ class LakeFeed:
             self._since = time.monotonic()
         return taken
 
-    def _read_group(self, first_row: int, rows: int, block: bytes, newest: int) -> FeedGroup:
+    async def _read_group(self, first_row: int, rows: int, block: bytes, newest: int) -> FeedGroup:
+        """A group of the store. A large one takes long: others are served in between."""
         last_row = first_row + rows - 1
         records: dict[int, bytes] = {}
+        turns = self._hub.turns
+        await asyncio.sleep(0)
+        turns.enter()
+        began = turns.clock()
         try:
-            records = self._hub.seals.records_of(block)
+            for identifier, record in self._hub.seals.records_of(block):
+                records[identifier] = record
+                if turns.time_since(began) > QUANTUM_S:
+                    await asyncio.sleep(0)
+                    turns.enter()
+                    began = turns.clock()
         except RecordDamaged as error:
             self._hub.damage.report(error)
             self._gaps.append(LakeGap("ledger", first_row, last_row, _now_us(), str(error)))
-            block = b""
-        newest = max(newest, *records) if records else newest
+            block, records = b"", {}
+        ids = sorted(records)
+        newest = max(newest, ids[-1]) if ids else newest
         size = len(block) + sum(map(len, records.values()))
-        return FeedGroup(first_row, last_row, block, list(records.values()), newest, size)
+        return FeedGroup(first_row, last_row, block, [records[each] for each in ids], newest, size)
 
     def _miss_rows(self, first_row: int) -> None:
         """Note a gap for rows before this one: the store skips blocks that it can't read."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -210,7 +209,7 @@ async def list_captured_connections(ask: OperationRequest) -> CapturedConnection
     query: ListQuery = ask.query
     reader = _reader(ask)
     after = _after(query.cursor)
-    rows = await asyncio.to_thread(reader.connections, after, query.limit + 1)
+    rows = await ask.analyses.in_thread(reader.connections, after, query.limit + 1)
     page = rows[: query.limit]
     following = cursor_of(page[-1].number) if len(rows) > query.limit else ""
     return CapturedConnectionRows([_connection(each) for each in page], following)
@@ -230,7 +229,7 @@ async def list_captured_frames(ask: OperationRequest) -> FramePage:
         violations=query.violations,
     )
     after = _after(query.cursor) or query.after
-    rows = await asyncio.to_thread(reader.frames, chosen, after, query.limit + 1)
+    rows = await ask.analyses.in_thread(reader.frames, chosen, after, query.limit + 1)
     page = rows[: query.limit]
     following = cursor_of(page[-1].number) if len(rows) > query.limit else ""
     return FramePage([FrameSummary(**_summary(each)) for each in page], following)
@@ -239,7 +238,7 @@ async def list_captured_frames(ask: OperationRequest) -> FramePage:
 async def show_captured_frame(ask: OperationRequest) -> FrameDetail:
     """A frame of a capture with its fields, its bytes, and which bytes hold which field. Raises
     UnknownMessage, InvalidInput."""
-    found = await asyncio.to_thread(_reader(ask).frame, ask.path["number"])
+    found = await ask.analyses.in_thread(_reader(ask).frame, ask.path["number"])
     if found is None:
         raise UnknownMessage(f"there is no frame {ask.path['number']}")
     content = found.content

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from crosswire.access import ANONYMOUS
 from crosswire.envelope import LARGEST_INTEGER
 from crosswire.errors import CrosswireError, StoreFailed
+from crosswire.hub.shares import holder_of_address
 from crosswire.server.metrics import render
 from crosswire.server.server import Server
 from crosswire.server.succession import Role, are_here
@@ -129,7 +130,7 @@ class App:
         if _is_large(operation, request):
             # What is written to a file as it arrives takes long, but little memory.
             slots = self._uploads if operation.takes == "bytes" else self._large_bodies
-            async with slots.slot(principal):
+            async with slots.slot(principal or self._connection(request)):
                 return await self._perform(operation, request, principal)
         return await self._perform(operation, request, principal)
 
@@ -172,6 +173,7 @@ class App:
             is_read=operation.on_standby,
             analyses=self.analyses,
             tickets=self._tickets,
+            connection=self._connection(request),
         )
         self.server.enter_turn()
         answer = operation.handler(ask)
@@ -225,6 +227,13 @@ class App:
             self.server.context.count("forbidden", "http")
             raise HTTPException(403, f"{principal} may not {needs} this hub")
         return principal
+
+    def _connection(self, request: Request) -> str:
+        """What the request's messages have for their connection: see `OperationRequest`."""
+        context = self.server.context
+        host = request.client.host if request.client is not None else ""
+        owner = context.owner_of(ANONYMOUS, host) if context.access.open and host else None
+        return holder_of_address(owner) if owner else ""
 
     def _identify(self, request: Request) -> str | None:
         """The user whom the request's token, or else its connection's certificate, identifies now;

@@ -30,18 +30,18 @@ class BodySlots:
         self._users: Counter[str] = Counter()
 
     @asynccontextmanager
-    async def slot(self, principal: str) -> AsyncIterator[None]:
+    async def slot(self, holder: str) -> AsyncIterator[None]:
         """A slot while the block runs. Raises HTTPException if there is none for too long."""
-        own = self._own.setdefault(principal, asyncio.Semaphore(1 if principal else _SLOTS))
-        self._users[principal] += 1
+        own = self._own.setdefault(holder, asyncio.Semaphore(1 if holder else _SLOTS))
+        self._users[holder] += 1
         try:
             async with _acquired(own), _acquired(self._slots):
                 yield
         finally:
-            self._users[principal] -= 1
-            if not self._users[principal]:
+            self._users[holder] -= 1
+            if not self._users[holder]:
                 # Users come and go for as long as the hub runs.
-                del self._users[principal], self._own[principal]
+                del self._users[holder], self._own[holder]
 
 
 @asynccontextmanager

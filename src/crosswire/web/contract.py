@@ -108,6 +108,7 @@ class OperationRequest:
         "_is_read",
         "analyses",
         "body",
+        "connection",
         "path",
         "principal",
         "query",
@@ -133,9 +134,11 @@ class OperationRequest:
         is_read: bool = False,
         analyses: HeldAnalyses | None = None,
         tickets: ReportTickets | None = None,
+        connection: str = "",
     ) -> None:
-        """`identify` finds the user of this request anew; without it, that never changes. With
-        `is_read` a standby answers it, too."""
+        """`connection` is what messages have for their connection: see `holder_of_address`; empty
+        with users, and for clients on this machine. `identify` finds the user of this request anew;
+        without it, that never changes. With `is_read` a standby answers it, too."""
         self._is_read = is_read
         self.server = server
         self.replays = replays
@@ -147,7 +150,13 @@ class OperationRequest:
         self.streams = streams or StreamSlots()
         self.analyses = analyses or HeldAnalyses(server)
         self.tickets = tickets or ReportTickets()
+        self.connection = connection
         self._identify = identify or (lambda: principal)
+
+    @property
+    def holder(self) -> str:
+        """Whose share what it uses counts for: its user's, or its address's; "" for nobody's."""
+        return self.principal or self.connection
 
     @property
     def is_identified(self) -> bool:

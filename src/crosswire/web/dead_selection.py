@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -26,6 +27,7 @@ __all__ = [
 LISTED_IDS: Final = 100
 """How many ids of selected letters a response lists."""
 _PAGE: Final = 256
+_PAGE_BYTES: Final = 512 << 10
 
 
 class MessageSelection(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +78,8 @@ def dead_queue(hub: Hub, name: str) -> str:
 
 def dead_letter_pages(hub: Hub, queue: str, *, after: int = 0) -> Iterator[Sequence[DeadLetter]]:
     """The letters after an id, a page at a time; each page is read when it is requested."""
-    while page := hub.dead_letters.list(queue, after=after, count=_PAGE):
+    list_page = partial(hub.dead_letters.list, queue, count=_PAGE, most_bytes=_PAGE_BYTES)
+    while page := list_page(after=after):
         after = page[-1].id
         yield page
 

@@ -32,10 +32,15 @@ class EventBuffer:
         self._wake = asyncio.Event()
         self.is_ended = False
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the client reads too slowly for any more."""
+        return self._size_bytes >= _BUFFERED_BYTES
+
     def put(self, event: str, data: object) -> None:
         """Add an event, unless the client reads too slowly."""
         self._number += 1
-        if self._size_bytes >= _BUFFERED_BYTES:
+        if self.is_full:
             self._lost += 1
             return
         self._add(event, data)
@@ -96,7 +101,7 @@ async def stream_events(
     which ends the stream. `begin` starts what fills the buffer, and returns what ends that."""
     check()
     context = ask.server.context
-    ask.streams.enter(ask.principal)
+    ask.streams.enter(ask.holder)
     end: Callable[[], None] | None = None
     context.on_reconfigured.append(buffer.wake)
     try:
@@ -129,6 +134,6 @@ async def stream_events(
                 yield b": keep-alive\n\n"
     finally:
         context.on_reconfigured.remove(buffer.wake)
-        ask.streams.leave(ask.principal)
+        ask.streams.leave(ask.holder)
         if end is not None:
             end()

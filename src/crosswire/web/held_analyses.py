@@ -14,9 +14,11 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -32,6 +34,7 @@ _FOLDER: Final = "analyses"
 _MOST: Final = 16
 _MOST_EACH: Final = 4
 _RUNNING: Final = 2
+_THREADS: Final = 2
 _KEPT_S: Final = 15 * 60.0
 """After it was last used."""
 _WALL_S: Final = 60.0
@@ -42,6 +45,8 @@ _WRITTEN_BYTES: Final = 1 << 20
 _STDERR: Final = 2000
 
 _log = logging.getLogger("crosswire.web")
+
+T = TypeVar("T")
 
 
 class HeldAnalysis:
@@ -94,6 +99,9 @@ class HeldAnalyses:
         self._held: dict[str, HeldAnalysis] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._running = asyncio.Semaphore(_RUNNING)
+        self._own: dict[str, asyncio.Lock] = {}
+        """Of users whose captures are read: one at a time, so that others have a turn, too."""
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="crosswire-analyses")
         self._timer: asyncio.TimerHandle | None = None
         self._is_clean = False
 
@@ -152,6 +160,7 @@ class HeldAnalyses:
     async def finish(self) -> None:
         """Wait for the processes that were ended."""
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        self._threads.shutdown(cancel_futures=True)
 
     # Slots and files.
 
@@ -185,9 +194,9 @@ class HeldAnalyses:
                 held.size_bytes += len(chunk)
                 waiting += chunk
                 if len(waiting) >= _WRITTEN_BYTES:
-                    await asyncio.to_thread(file.write, bytes(waiting))
+                    await self.in_thread(file.write, bytes(waiting))
                     waiting.clear()
-            await asyncio.to_thread(file.write, bytes(waiting))
+            await self.in_thread(file.write, bytes(waiting))
         if not held.size_bytes:
             raise InvalidInput("the capture is empty")
 
@@ -212,17 +221,32 @@ class HeldAnalyses:
         else:
             shutil.rmtree(held.folder, ignore_errors=True)
 
+    async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Run it on a thread for analyses: the hub's others are not kept busy by their searches."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
     # The process.
+
+    @asynccontextmanager
+    async def _turn_of(self, principal: str) -> AsyncIterator[None]:
+        if not principal:
+            yield
+            return
+        own = self._own.setdefault(principal, asyncio.Lock())
+        async with own:
+            yield
+        if not any(each.principal == principal for each in self._held.values()):
+            self._own.pop(principal, None)
 
     async def _analyze(self, held: HeldAnalysis, job: CaptureJob) -> None:
         try:
-            async with self._running:
+            async with self._turn_of(held.principal), self._running:
                 held.state = "running"
                 outcome = await self._run(job)
             held.capture.unlink(missing_ok=True)
             held.notes = outcome.notes
             if not outcome.error:
-                found = await asyncio.to_thread(ResultReader(held.results).names)
+                found = await self.in_thread(ResultReader(held.results).names)
                 held.frames, held.protocols, held.violations = found
             held.error, held.state = outcome.error, "failed" if outcome.error else "ready"
         except (OSError, InvalidInput) as error:

@@ -60,10 +60,17 @@ async def stage(ask: OperationRequest) -> StageResponse:
     )
     # Decoding takes long: on the event loop it would delay all connections.
     part = await asyncio.get_running_loop().run_in_executor(_READERS, read)
-    for destination in part.totals:
-        ask.require("produce", destination)
+    name: str = ask.path["attempt"]
+    staging.claim(owner, ask.connection)
+    async with ask.work.turn() as turn:
+        for destination in part.totals:
+            ask.require("produce", destination)
+            await turn.pause()
+        for _ in staging.check_part(owner, batch, name, part):
+            await turn.pause()
     await ask.admitted()
-    receipt = staging.stage(owner, batch, ask.path["attempt"], query.part, part, ask.now())
+    ask.server.enter_turn()
+    receipt = staging.stage(owner, batch, name, query.part, part, ask.now(), is_checked=True)
     ask.server.context.count("staged", "http", by=part.messages)
     await receipt
     return StageResponse(part.messages, committed=False)
@@ -95,13 +102,24 @@ async def commit(ask: OperationRequest) -> CommitResponse:
     asked: CommitRequest = ask.body
     owner, batch = _owner(ask), _batch(ask)
     staging = ask.hub.staging
-    if not staging.is_committed(owner, batch, asked.run):
+    staging.claim(owner, ask.connection)
+    is_checked = not staging.is_committed(owner, batch, asked.run)
+    if is_checked:
         # Rights may have been withdrawn since the attempts were staged. A batch that is committed
         # already is not checked again: the response only confirms it.
-        for destination in staging.destinations(owner, batch, asked.attempts):
-            ask.require("produce", destination)
+        require = partial(ask.require, "produce")
+        async with ask.work.turn() as turn:
+            for _ in staging.check_commit(owner, batch, asked.attempts, require):
+                await turn.pause()
+        ask.server.enter_turn()
     decided = staging.commit(
-        owner, batch, asked.attempts, ask.now(), run=asked.run, once=asked.once
+        owner,
+        batch,
+        asked.attempts,
+        ask.now(),
+        run=asked.run,
+        once=asked.once,
+        is_checked=is_checked,
     )
     # The commit can't be undone from here on. Sending a large batch may take longer than clients
     # wait for a response: they get `done` false and repeat the request.

@@ -180,14 +180,29 @@ class _HttpConnection(H11Protocol):
             transport.abort()
             return
         owner = context.owner_of(ANONYMOUS, self._host)
+        if not self._claim_slot(owner):
+            return
         self._account = context.budget.open(self, owner)
         self._idle_since = self.loop.time()
         self._expect(_HEAD_S)
 
+    def _claim_slot(self, owner: str | None) -> bool:
+        """Its slot counts for its user, or its address; the client is disconnected if others need
+        it more."""
+        context = self._context
+        if owner and not context.http_slots.assign(self, owner, context.config.limits.share):
+            context.count("rejected", "http")
+            context.http_slots.leave(self)
+            self.transport.abort()
+            return False
+        return True
+
     def _on_identified(self, principal: str) -> None:
         """A request is this user's: its body counts for the user's share of the memory."""
         if self._account is not None and self._account.is_open:
-            self._account.move(self._context.owner_of(principal, self._host))
+            owner = self._context.owner_of(principal, self._host)
+            if self._claim_slot(owner):
+                self._account.move(owner)
 
     def _on_streaming(self) -> None:
         """The response is a live stream, which has no end of its own."""

@@ -23,6 +23,7 @@ from crosswire.web.times import Moment, at_us
 __all__ = [
     "MESSAGE_OPERATIONS",
     "PREVIEW_BYTES",
+    "SHOWN_BYTES",
     "JsonMessage",
     "Production",
     "show_message",
@@ -30,6 +31,8 @@ __all__ = [
 ]
 
 PREVIEW_BYTES: Final = 4096
+SHOWN_BYTES: Final = 512 << 10
+"""Messages of this size together are read to be shown at once, or one that is larger."""
 _MOST_MESSAGES: Final = 50_000
 _STEP: Final = 64
 """Messages that are accepted at once: each may be the first of a new queue, which takes longest."""
@@ -244,7 +247,7 @@ def _accept(
     for index, message in enumerate(messages, start):
         try:
             ask.require("produce", message.destination)
-            envelopes.append(_envelope(message, ask.principal))
+            envelopes.append(_envelope(message, ask))
             indexes.append(index)
         except HubError as error:
             refusals.append((index, error))
@@ -261,7 +264,7 @@ def _refusal(index: int, error: HubError) -> Refusal:
     return Refusal(index, failure.error, failure.description)
 
 
-def _envelope(message: Production, principal: str) -> Envelope:
+def _envelope(message: Production, ask: OperationRequest) -> Envelope:
     payload, content_type = from_body(JsonPayload(message.json, message.text, message.base64))
     if message.destination.startswith("service/"):
         raise InvalidEnvelope("a message can go to a queue or a topic, not to a service")
@@ -270,7 +273,8 @@ def _envelope(message: Production, principal: str) -> Envelope:
         kind=message_kind(message.destination),
         payload=payload,
         protocol="http",
-        principal=principal,
+        connection=ask.connection,
+        principal=ask.principal,
         key=message.key,
         durable=message.durable,
         properties=_parse_properties(message.properties),

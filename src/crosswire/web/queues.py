@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from crosswire.envelope import MICROSECONDS
+from crosswire.envelope import MICROSECONDS, Envelope
 from crosswire.errors import InvalidDestination, UnknownMessage
 from crosswire.hub.ledger import LedgerPeer, Step
 from crosswire.hub.policies import QueuePolicy
@@ -22,7 +22,7 @@ from crosswire.web.consumers import (
 )
 from crosswire.web.contract import Operation, OperationRequest
 from crosswire.web.dead_selection import MessageSelection, selected_ids
-from crosswire.web.messages import JsonMessage, show_message
+from crosswire.web.messages import SHOWN_BYTES, JsonMessage, show_message
 from crosswire.web.numbers import Few, Id
 from crosswire.web.paging import NameQuery, SortKey, page_of
 from crosswire.web.replays import ReplayRequest, ReplayRow
@@ -244,14 +244,16 @@ def show_queue(ask: OperationRequest) -> QueueDetail:
     queue = _queue(ask)
     consumers = [each for each in queue.consumers if is_own_or_observed(ask, each.peer.principal)]
     holders = {each: consumer.peer.connection for consumer in consumers for each in consumer.held}
-    found = queue.browse(peek.after, peek.messages + 1) if peek.messages else []
-    shown = found[: peek.messages]
+    shown: list[Envelope] = []
+    is_cut = False
+    if peek.messages:
+        shown, is_cut = queue.browse_page(peek.after, peek.messages, SHOWN_BYTES)
     return QueueDetail(
         **_facts(ask, queue),
         consumers=[consumer_row(each) for each in consumers],
         policy=queue.policy,
         messages=[show_message(each, held_by=holders.get(each.id, "")) for each in shown],
-        next=str(shown[-1].id) if len(found) > len(shown) else "",
+        next=str(shown[-1].id) if shown and is_cut else "",
     )
 
 
@@ -261,7 +263,7 @@ async def create_queue(ask: OperationRequest) -> CreatedQueue:
     destination = f"queue/{asked.name}"
     is_new = destination not in ask.hub.store.destinations()
     if is_new:
-        ask.hub.target(destination, LedgerPeer("http", "", ask.principal))
+        ask.hub.target(destination, LedgerPeer("http", ask.connection, ask.principal))
         await ask.hub.committed()
     return CreatedQueue(name=asked.name, created=is_new)
 
@@ -311,7 +313,7 @@ async def move_messages(ask: OperationRequest) -> ReplayRow:
     if not target.startswith(("queue/", "topic/")):
         raise InvalidDestination(f"{target!r} is neither a queue nor a topic")
     asked.check()
-    ask.hub.target(target, LedgerPeer("http", "", ask.principal))
+    ask.hub.target(target, LedgerPeer("http", ask.connection, ask.principal))
     request = ReplayRequest(
         queue=queue.name,
         ids=asked.ids,

@@ -213,6 +213,7 @@ async def add_schedule(ask: OperationRequest) -> ScheduleRow:
         payload=payload,
         content_type=content_type,
         protocol="http",
+        connection=ask.connection,
         principal=ask.principal,
         properties=check_properties(asked.properties),
         crc=zlib.crc32(payload),

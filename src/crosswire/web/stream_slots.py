@@ -19,15 +19,15 @@ class StreamSlots:
     def __init__(self) -> None:
         self._open: Counter[str] = Counter()
 
-    def enter(self, principal: str) -> None:
+    def enter(self, holder: str) -> None:
         """One more. Raises ServiceUnavailable."""
-        most = _STREAMS_EACH if principal else _STREAMS
-        if self._open.total() >= _STREAMS or self._open[principal] >= most:
+        most = _STREAMS_EACH if holder else _STREAMS
+        if self._open.total() >= _STREAMS or self._open[holder] >= most:
             raise ServiceUnavailable("there are too many live streams: close one, or retry later")
-        self._open[principal] += 1
+        self._open[holder] += 1
 
-    def leave(self, principal: str) -> None:
+    def leave(self, holder: str) -> None:
         """One less."""
-        self._open[principal] -= 1
-        if not self._open[principal]:
-            del self._open[principal]
+        self._open[holder] -= 1
+        if not self._open[holder]:
+            del self._open[holder]

@@ -16,7 +16,7 @@ from crosswire.hub.topics import Topic
 from crosswire.store.contract import Page
 from crosswire.web.consumers import FlowRates, flow_of, is_own_or_observed
 from crosswire.web.contract import Operation, OperationRequest
-from crosswire.web.messages import JsonMessage, show_message
+from crosswire.web.messages import SHOWN_BYTES, JsonMessage, show_message
 from crosswire.web.paging import NameQuery, SortKey, page_of
 from crosswire.web.queues import Peek, delete_destination
 from crosswire.web.state import Removed
@@ -129,8 +129,11 @@ def show_topic(ask: OperationRequest) -> TopicDetail:
     if topic is None:
         raise UnknownMessage(f"there is no topic {ask.path['name']!r}")
     found: list[Envelope] = []
+    last = upto = hub.committed_id
 
     def decode(page: Page) -> None:
+        nonlocal last
+        last = page.last
         for number, identifier, record in page.records:
             try:
                 found.append(hub.damage.decode(number, identifier, record))
@@ -139,16 +142,21 @@ def show_topic(ask: OperationRequest) -> TopicDetail:
 
     if peek.messages:
         after = max(peek.after, topic.reclaimed)
-        upto = hub.committed_id
-        count = peek.messages + 1
-        hub.store.read([topic.number], after=after, upto=upto, count=count, done=decode)
+        hub.store.read(
+            [topic.number],
+            after=after,
+            upto=upto,
+            count=peek.messages + 1,
+            size_bytes=SHOWN_BYTES,
+            done=decode,
+        )
     shown = found[: peek.messages]
     return TopicDetail(
         **msgspec.structs.asdict(_row(ask, topic)),
         reclaimed=topic.reclaimed,
         policy=topic.policy,
         messages=[show_message(each) for each in shown],
-        next=str(shown[-1].id) if len(found) > len(shown) else "",
+        next=str(shown[-1].id) if shown and (len(found) > len(shown) or last < upto) else "",
     )
 
 

@@ -15,8 +15,8 @@ those before it. What an operation stores is durable before it is answered.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any, ClassVar, Final
+from collections.abc import Callable, Generator
+from typing import Any, ClassVar, Final, TypeAlias
 
 import msgspec
 
@@ -66,7 +66,16 @@ __all__ = ["EmpGateway"]
 
 
 _EARLY: Final = 256
-"""Messages that are sent before others may have a turn."""
+_EARLY_BYTES: Final = 1 << 19
+"""Messages, and their size, that are sent before others may have a turn."""
+_LISTED: Final = 256
+"""Entries of a list that are made before others may have a turn."""
+_SORTED: Final = 4096
+"""Names of more services are listed in the order in which they were first provided: to sort all of
+them would take long."""
+
+_LongReply: TypeAlias = Generator[None, None, bytes]
+"""Makes a reply, and yields where it may wait for another turn of the event loop."""
 
 
 class _StoredReply(msgspec.Struct, frozen=True):
@@ -100,6 +109,8 @@ class EmpGateway(Gateway):
         """Whether the last operation is not answered: the ones after it wait."""
         self._is_advancing = False
         self._resume = TurnShare(self.hub.turns, self.owned(self._go_on))
+        self._reply: tuple[int, _LongReply] | None = None
+        """The request whose reply is being made, in parts."""
         self._awaited: dict[int, tuple[Attachment | Provider, int]] = {}
         """Requests of ours that the peer has not answered, and the messages that they carried."""
         self._subscriptions: dict[int, Attachment] = {}
@@ -147,6 +158,9 @@ class EmpGateway(Gateway):
                 elif self._published:
                     # Responses leave in the order of requests: those of publishes come first.
                     return
+                elif self.session.congested:
+                    # Requests of a few bytes may have long replies: `handle_drain` goes on.
+                    return
                 else:
                     self._perform(self._requests.popleft())
                     if is_over() and self._requests:
@@ -158,8 +172,31 @@ class EmpGateway(Gateway):
     def _go_on(self) -> None:
         """Process the requests that waited for another turn."""
         if not self.left:
+            if self._reply is not None:
+                self._continue_reply()
             self._advance()
             self.session.wake()
+
+    def handle_drain(self) -> None:
+        """The peer reads again: process the requests that waited for that."""
+        self._advance()
+
+    def _continue_reply(self) -> None:
+        """Make a part of a long reply, or the rest of it."""
+        assert self._reply is not None
+        identifier, parts = self._reply
+        is_over = self.hub.turns.is_over
+        try:
+            # A part at least, even if the turn is over.
+            next(parts)
+            while not is_over():
+                next(parts)
+        except StopIteration as made:
+            self._reply, self._is_waiting = None, False
+            self._succeed(identifier, made.value)
+        else:
+            self._is_waiting = True
+            self._resume.later()
 
     def _perform(self, request: RequestReceived) -> None:
         operation = _OPERATIONS.get(request.op)
@@ -169,6 +206,9 @@ class EmpGateway(Gateway):
                 reply = operation(self, request.data)
                 if isinstance(reply, _StoredReply):
                     self._answer_stored(request.id, reply)
+                elif isinstance(reply, Generator):
+                    self._reply = (request.id, reply)
+                    self._continue_reply()
                 elif isinstance(reply, HubError):
                     self._refuse_later(request.id, reply)
                 else:
@@ -343,10 +383,16 @@ class EmpGateway(Gateway):
         attachment = self._subscriptions.get(number)
         if attachment is not None and attachment not in self._numbers:
             self._numbers[attachment] = number
-            early = self._early.pop(attachment, [])
-            for start in range(0, len(early), _EARLY):
+            part: list[Delivery] = []
+            size_bytes = 0
+            for delivery in self._early.pop(attachment, []):
                 # Before all that the hub hands out later, and in parts, as the hub does.
-                part = early[start : start + _EARLY]
+                part.append(delivery)
+                size_bytes += len(delivery.envelope.payload)
+                if len(part) >= _EARLY or size_bytes >= _EARLY_BYTES:
+                    self.hub.defer("emp delivery", self.owned(self.deliver), attachment, part)
+                    part, size_bytes = [], 0
+            if part:
                 self.hub.defer("emp delivery", self.owned(self.deliver), attachment, part)
             self.hub.hand_out()
 
@@ -505,21 +551,24 @@ class EmpGateway(Gateway):
     def _may_manage(self, schedule: Schedule) -> bool:
         return self.context.access.may_manage(self.principal, schedule.envelope.principal)
 
-    def _list_schedules(self, _data: bytes) -> bytes:
+    def _list_schedules(self, _data: bytes) -> _LongReply:
         """The peer's own; all of them for administrators, and without users."""
-        listed = [
-            {
-                "schedule": each.id,
-                "destination": each.envelope.destination,
-                "interval_s": each.interval_s,
-                "cron": each.cron,
-                "run_count": each.run_count,
-                "fired": each.fired,
-                "next_due": each.next_due,
-            }
-            for each in self.hub.schedules.all()
-            if self._may_manage(each)
-        ]
+        listed: list[dict[str, object]] = []
+        for number, each in enumerate(self.hub.schedules.all(), 1):
+            if not number % _LISTED:
+                yield
+            if self._may_manage(each):
+                listed.append(
+                    {
+                        "schedule": each.id,
+                        "destination": each.envelope.destination,
+                        "interval_s": each.interval_s,
+                        "cron": each.cron,
+                        "run_count": each.run_count,
+                        "fired": each.fired,
+                        "next_due": each.next_due,
+                    }
+                )
         return encode({"schedules": listed})
 
     def _authenticate(self, data: bytes) -> bytes | Forbidden:
@@ -533,14 +582,17 @@ class EmpGateway(Gateway):
         """The data byte for byte: its integers may be larger than any decoder here can hold."""
         return data
 
-    def _list_ops(self, _data: bytes) -> bytes:
+    def _list_ops(self, _data: bytes) -> _LongReply:
         may_reach = self.context.access.may_reach
-        served = [
-            name.removeprefix("service/")
-            for name in self.hub.services.providers()
-            if may_reach(self.principal, "call", name)
-        ]
-        names = [*sorted(_OPERATIONS), "$publish", *sorted(served)]
+        served = []
+        for number, name in enumerate(self.hub.services.names(), 1):
+            if not number % _LISTED:
+                yield
+            if may_reach(self.principal, "call", name):
+                served.append(name.removeprefix("service/"))
+        if len(served) <= _SORTED:
+            served.sort()
+        names = [*sorted(_OPERATIONS), "$publish", *served]
         return encode({"ops": [{"name": name} for name in names]})
 
     def _get_op(self, data: bytes) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -59,6 +59,9 @@ class PublishData(RawBody, frozen=True, gc=False, kw_only=True):
     destination: str
     properties: dict[str, Property] = msgspec.field(default_factory=dict)
     key: str = ""
+
+
+_Published = TypeVar("_Published", bound=PublishData)
 
 
 class SubscribeData(msgspec.Struct, frozen=True, rename={"start": "from"}):
@@ -131,15 +134,28 @@ class _DeliverData(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     base64: bytes | None = None
 
 
-class _RawProperties(msgspec.Struct, frozen=True):
-    """A message's properties in JSON, not parsed."""
+class _LargePublishData(RawBody, frozen=True, gc=False, kw_only=True):
+    """`PublishData` whose properties are not parsed: there may be millions of them."""
 
+    destination: str
     properties: msgspec.Raw = msgspec.Raw(b"{}")
+    key: str = ""
+
+
+class _LargeScheduleData(_LargePublishData, frozen=True, kw_only=True):
+    """`ScheduleData`, likewise."""
+
+    interval_s: float = 0.0
+    cron: str = ""
+    nohaste: bool = False
+    run_count: _Count = 0
 
 
 _read_publish: Final[Callable[[bytes], PublishData]] = msgspec.json.Decoder(PublishData).decode
 _read_schedule: Final[Callable[[bytes], ScheduleData]] = msgspec.json.Decoder(ScheduleData).decode
-_read_raw: Final = msgspec.json.Decoder(_RawProperties).decode
+_read_large_publish: Final = msgspec.json.Decoder(_LargePublishData).decode
+_read_large_schedule: Final = msgspec.json.Decoder(_LargeScheduleData).decode
+_read_properties: Final = msgspec.json.Decoder(dict[str, Property]).decode
 
 
 def read_publish(data: bytes) -> PublishData:
@@ -147,31 +163,56 @@ def read_publish(data: bytes) -> PublishData:
 
     Raises MsgspecError, InvalidEnvelope for too many properties, RecursionError for deep JSON.
     """
-    if len(data) > PROPERTIES_BYTES:
-        _check_size(data)
-    parsed = _read_publish(data)
-    if len(parsed.properties) > PROPERTIES:
-        raise _too_many(len(parsed.properties))
-    return parsed
+    if len(data) <= PROPERTIES_BYTES:
+        return _checked(_read_publish(data))
+    # Once: to parse a large text twice would take twice as long.
+    large = _read_large_publish(data)
+    return PublishData(
+        json=large.json,
+        text=large.text,
+        base64=large.base64,
+        destination=large.destination,
+        properties=_parse_properties(large.properties),
+        key=large.key,
+    )
 
 
 def read_schedule(data: bytes) -> ScheduleData:
     """The data of a `$schedule`; raises as `read_publish`."""
-    if len(data) > PROPERTIES_BYTES:
-        _check_size(data)
-    parsed = _read_schedule(data)
-    if len(parsed.properties) > PROPERTIES:
-        raise _too_many(len(parsed.properties))
-    return parsed
+    if len(data) <= PROPERTIES_BYTES:
+        return _checked(_read_schedule(data))
+    large = _read_large_schedule(data)
+    return ScheduleData(
+        json=large.json,
+        text=large.text,
+        base64=large.base64,
+        destination=large.destination,
+        properties=_parse_properties(large.properties),
+        key=large.key,
+        interval_s=large.interval_s,
+        cron=large.cron,
+        nohaste=large.nohaste,
+        run_count=large.run_count,
+    )
 
 
-def _check_size(data: bytes) -> None:
-    """Measure the properties before they are parsed: a view of the JSON, not copied."""
-    size_bytes = len(memoryview(_read_raw(data).properties))
+def _parse_properties(raw: msgspec.Raw) -> dict[str, Property]:
+    """Measured first: a view of the JSON, not copied."""
+    size_bytes = len(memoryview(raw))
     if size_bytes > PROPERTIES_BYTES:
         raise InvalidEnvelope(
             f"a message's properties have at most {PROPERTIES_BYTES} bytes, not {size_bytes}"
         )
+    properties = _read_properties(raw)
+    if len(properties) > PROPERTIES:
+        raise _too_many(len(properties))
+    return properties
+
+
+def _checked(parsed: _Published) -> _Published:
+    if len(parsed.properties) > PROPERTIES:
+        raise _too_many(len(parsed.properties))
+    return parsed
 
 
 def _too_many(count: int) -> InvalidEnvelope:

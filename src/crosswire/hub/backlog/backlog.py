@@ -44,10 +44,12 @@ from crosswire.hub.filters import Predicate
 from crosswire.hub.ledger import LedgerPeer, Step
 from crosswire.hub.policies import Retry
 from crosswire.store.contract import Page
+from crosswire.store.keys import MAX_ID
 
 __all__ = ["Backlog"]
 
 _RECLAIM_AFTER: Final = 65_536
+_BROWSED_BYTES: Final = 1 << 20
 _RETURNED: Final = 64
 """Messages that return to the backlog before others may have a turn."""
 _NOBODY: Final = LedgerPeer()
@@ -393,13 +395,20 @@ class Backlog(ABC):
 
     def browse(self, after: int, count: int) -> list[Envelope]:
         """Up to `count` unsettled messages after an id, in memory or on disk, left as they are."""
+        return self.browse_page(after, count, MAX_ID)[0]
+
+    def browse_page(self, after: int, count: int, most_bytes: int) -> tuple[list[Envelope], bool]:
+        """Like `browse`, and of `most_bytes` together, or one message that is larger. Also whether
+        there may be more."""
         found: list[Envelope] = []
+        left_bytes = most_bytes
         memory = self.memory
         after = max(after, memory.head() - 1)
 
         def look(page: Page) -> None:
-            nonlocal after
+            nonlocal after, left_bytes
             for number, identifier, record in page.records:
+                left_bytes -= len(record)
                 if identifier in memory.items:
                     found.append(memory.items[identifier].envelope)
                 elif identifier > memory.loaded and identifier not in self.cursor.later:
@@ -408,13 +417,18 @@ class Backlog(ABC):
                         found.append(envelope)
             after = page.last
 
-        while len(found) < count and after < memory.visible:
+        while len(found) < count and after < memory.visible and (left_bytes > 0 or not found):
             # One letter is looked up more often than a page of them.
             page = min(count - len(found), PAGE)
             self._store.read(
-                memory.numbers, after=after, upto=memory.visible, count=page, done=look
+                memory.numbers,
+                after=after,
+                upto=memory.visible,
+                count=page,
+                size_bytes=max(min(left_bytes, _BROWSED_BYTES), 1),
+                done=look,
             )
-        return found[:count]
+        return found[:count], len(found) > count or after < memory.visible
 
     def remove(self, ids: Iterable[int], step: Step, now: float, *, detail: str = "") -> list[int]:
         """Settle those of these that no consumer holds, in memory or on disk. Returns their ids."""

@@ -198,10 +198,9 @@ class BacklogMemory:
 
     def unsettled(self) -> list[UnsettledMessage]:
         """All messages in memory, as a snapshot of the cursor has them."""
-        return [
-            UnsettledMessage(item.number, item.id, item.attempts)
-            for item in sorted(self.items.values(), key=lambda each: each.id)
-        ]
+        # Nearly always in order already, which to find out takes a fraction of sorting the items.
+        items, ids = self.items, sorted(self.items)
+        return [UnsettledMessage(items[each].number, each, items[each].attempts) for each in ids]
 
     # Reading.
 

@@ -7,7 +7,7 @@ part       attempt number ‖ part         → its owner, and what is in it
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -25,10 +25,8 @@ __all__ = [
     "StagedAttempt",
     "StagedPart",
     "Totals",
-    "add_totals",
     "pack",
     "recover",
-    "sum_totals",
     "unpack",
 ]
 
@@ -173,7 +171,7 @@ class StagedAttempt:
         self.parts[number] = sizes
         self.messages += messages
         self.size_bytes += sum(sizes)
-        add_totals(self.totals, totals)
+        _add_totals(self.totals, totals)
 
     def chunks(self) -> Iterator[tuple[bytes, int]]:
         """The key and the size of each, in order."""
@@ -235,15 +233,7 @@ def recover(
             attempt.written = len(attempt.parts)
 
 
-def sum_totals(attempts: Iterable[StagedAttempt]) -> Totals:
-    """Messages and bytes of all these attempts, by destination."""
-    totals: Totals = {}
-    for attempt in attempts:
-        add_totals(totals, attempt.totals)
-    return totals
-
-
-def add_totals(to: Totals, more: Totals) -> None:
+def _add_totals(to: Totals, more: Totals) -> None:
     """Add `more` to `to`."""
     for name, (count, size) in more.items():
         before, bytes_before = to.get(name, (0, 0))

@@ -41,15 +41,13 @@ from crosswire.hub.ingest.records import (
     StagedAttempt,
     StagedPart,
     Totals,
-    add_totals,
-    sum_totals,
     unpack,
 )
 from crosswire.hub.policies import StagingLimits
 from crosswire.hub.shares import Quota
 from crosswire.store.records import Count, reader
 
-__all__ = ["BatchCommit", "BatchProducer", "Staging"]
+__all__ = ["PART_NAMES", "BatchCommit", "BatchProducer", "Staging"]
 
 _PRODUCERS: Final = "producer"
 _MOVED: Final = "moved"
@@ -60,6 +58,10 @@ _ONCE_S: Final = 3600.0
 _NAME_BYTES: Final = 200
 _NAMES: Final = 1_000_000
 """Destinations of all attempts together, each counted once for each attempt: they are in memory."""
+PART_NAMES: Final = 10_000
+"""Destinations of one part: they are counted, and stored, in one turn of the event loop."""
+_CHECKED: Final = 64
+"""Destinations that are checked before others may have a turn."""
 _CHUNK_KEY: Final = 16
 """The size of a chunk's key: attempt, part and chunk."""
 
@@ -163,6 +165,8 @@ class Staging:
         self._take_over = take_over
         self._batches: dict[tuple[ProducerKey, int], _StagedBatch] = {}
         self._producers: dict[ProducerKey, BatchProducer] = {}
+        self._addresses: dict[ProducerKey, str] = {}
+        """Holders of what producers without a user have staged, if they have a share."""
 
     def reconfigure(self, limits: StagingLimits, share: float) -> None:
         """Other limits from now on; what is staged stays."""
@@ -184,14 +188,37 @@ class Staging:
 
     # Staging.
 
+    def claim(self, owner: ProducerKey, holder: str) -> None:
+        """What this producer stages counts for the holder, an address, unless it counts for another
+        one already, or for a user."""
+        is_new = owner not in self._addresses and owner not in self._producers
+        if (
+            holder
+            and is_new
+            and not owner.principal
+            and all(each != owner for each, _ in self._batches)
+        ):
+            self._addresses[owner] = holder
+
+    def _holder(self, owner: ProducerKey) -> str:
+        return owner.principal or self._addresses.get(owner, "")
+
     def stage(
-        self, owner: ProducerKey, batch: int, name: str, number: int, part: StagedPart, now: float
+        self,
+        owner: ProducerKey,
+        batch: int,
+        name: str,
+        number: int,
+        part: StagedPart,
+        now: float,
+        *,
+        is_checked: bool = False,
     ) -> Receipt:
         """Store a part of the attempt `name`; the receipt is done when it is on disk.
 
         Parts are numbered from 0, in order; one that is stored already is not stored again. Raises
-        BatchConflict, AttemptLost, StagingFull, StoreFull and, as the commit would,
-        DestinationFull.
+        BatchConflict, AttemptLost, StagingFull, StoreFull, InvalidEnvelope and, as the commit
+        would, DestinationFull, unless `check_part` has just checked its destinations.
         """
         _check_name(owner.producer)
         _check_name(name)
@@ -208,6 +235,9 @@ class Staging:
             )
         if attempt is None or number == have:
             self._check_room(owner, attempt, part, now)
+            if not is_checked:
+                for _ in self.check_part(owner, batch, name, part):
+                    pass
             attempt = self._keep(owner, batch, name, part, now)
         self._batches[owner, batch].touched = now
         receipt = self._commits.committed()
@@ -223,18 +253,19 @@ class Staging:
         if attempt is None:
             store = self._store
             attempt = found.attempts[name] = StagedAttempt(store, store.reserve(1))
-            self._attempts_share.add(owner.principal)
+            self._attempts_share.add(self._holder(owner))
         known = len(attempt.totals)
         attempt.stage(owner, batch, name, part)
-        self._bytes_share.add(owner.principal, part.size_bytes)
-        self._names_share.add(owner.principal, len(attempt.totals) - known)
+        self._bytes_share.add(self._holder(owner), part.size_bytes)
+        self._names_share.add(self._holder(owner), len(attempt.totals) - known)
+        self._commits.added([part.size_bytes])
         return attempt
 
     def _release(self, owner: ProducerKey, attempts: Collection[StagedAttempt]) -> None:
         """These are gone; their bytes are counted where chunks are deleted."""
         names = sum(len(attempt.totals) for attempt in attempts)
-        self._attempts_share.remove(owner.principal, len(attempts))
-        self._names_share.remove(owner.principal, names)
+        self._attempts_share.remove(self._holder(owner), len(attempts))
+        self._names_share.remove(self._holder(owner), names)
 
     def _check_room(
         self, owner: ProducerKey, attempt: StagedAttempt | None, part: StagedPart, now: float
@@ -242,28 +273,52 @@ class Staging:
         obstacle = self._store.obstacle(now)
         if obstacle is not None:
             raise obstacle
-        totals = dict(attempt.totals) if attempt is not None else {}
-        known = len(totals)
-        add_totals(totals, part.totals)
-        principal = owner.principal
-        _check(self._bytes_share, principal, part.size_bytes, "[ingest] staged_bytes")
-        _check(self._names_share, principal, len(totals) - known, "commit some of them first")
+        names = len(part.totals)
+        if names > PART_NAMES:
+            raise InvalidEnvelope(
+                f"a part has messages for at most {PART_NAMES} destinations, not {names}"
+            )
+        if attempt is not None:
+            names -= len(part.totals.keys() & attempt.totals.keys())
+        holder = self._holder(owner)
+        _check(self._bytes_share, holder, part.size_bytes, "[ingest] staged_bytes")
+        _check(self._names_share, holder, names, "commit some of them first")
         if attempt is None:
-            _check(self._attempts_share, principal, 1, "[ingest] attempts")
+            _check(self._attempts_share, holder, 1, "[ingest] attempts")
         self._check_producers(owner)
-        self._check_destinations(owner, totals)
+
+    def check_part(
+        self, owner: ProducerKey, batch: int, name: str, part: StagedPart
+    ) -> Iterator[None]:
+        """Check that there is room for a part's messages, beside what is staged of its attempt.
+
+        Yields now and then, so that others are served meanwhile. Raises DestinationFull.
+        """
+        found = self._batches.get((owner, batch))
+        attempt = found.attempts.get(name) if found is not None else None
+        staged = attempt.totals if attempt is not None else {}
+        # Those of earlier parts were checked with them.
+        totals: Totals = {}
+        for number, (destination, (count, size)) in enumerate(part.totals.items(), 1):
+            before, bytes_before = staged.get(destination, (0, 0))
+            totals[destination] = (before + count, bytes_before + size)
+            if not number % _CHECKED:
+                yield
+        yield from self._check_destinations(owner, totals)
 
     def _check_producers(self, owner: ProducerKey) -> None:
         if owner not in self._producers:
-            _check(self._producers_share, owner.principal, 1, "[ingest] producers")
+            _check(self._producers_share, self._holder(owner), 1, "[ingest] producers")
 
-    def _check_destinations(self, owner: ProducerKey, totals: Totals) -> None:
+    def _check_destinations(self, owner: ProducerKey, totals: Totals) -> Iterator[None]:
         """Raises DestinationFull if a queue has no room, or there are too many destinations."""
         known = self._store.destinations()
-        created = sum(name not in known for name in totals)
-        if created:
-            self._destinations.owners.check(owner.principal, created)
-        for name, (count, size) in totals.items():
+        created = 0
+        for number, (name, (count, size)) in enumerate(totals.items(), 1):
+            if not number % _CHECKED:
+                yield
+            if name not in known:
+                created += 1
             if not name.startswith("queue/"):
                 continue
             queue = self._destinations.queue(name) if name in known else None
@@ -275,6 +330,8 @@ class Staging:
                     f"{name} has no room for {count} messages of {size} bytes: it holds"
                     f" {length} of {size_bytes} bytes"
                 )
+        if created:
+            self._destinations.owners.check(self._holder(owner), created)
 
     # Committing.
 
@@ -308,12 +365,14 @@ class Staging:
         *,
         run: str = "",
         once: bool = False,
+        is_checked: bool = False,
     ) -> BatchCommit:
         """Take over these attempts, in this order; drop others of the batch and of earlier ones.
 
         A batch that is committed already is not committed again. `run` distinguishes two queries
         of the same name; a producer that commits only `once` is forgotten after an hour. Raises
         BatchConflict, AttemptLost, DestinationFull, StoreFull, StagingFull; then nothing changed.
+        `is_checked`: `check_commit` has just checked these attempts.
         """
         _check_name(owner.producer)
         if self.is_committed(owner, batch, run):
@@ -325,21 +384,43 @@ class Staging:
             )
         self._check_producers(owner)
         attempts = self._find(owner, batch, named)
-        totals = sum_totals(attempts)
         obstacle = self._store.obstacle(now) if attempts else None
         if obstacle is not None:
             raise obstacle
-        self._check_destinations(owner, totals)
-        for name in totals:
-            self._destinations.owners.create(name, owner.principal)
+        if not is_checked:
+            for _ in self.check_commit(owner, batch, named):
+                pass
         self._decide(owner, batch, run, once, attempts, now)
         return self._producers[owner].commit
 
-    def destinations(
-        self, owner: ProducerKey, batch: int, named: Sequence[NamedAttempt]
-    ) -> list[str]:
-        """The destinations of the messages of these attempts. Raises AttemptLost, BatchConflict."""
-        return list(sum_totals(self._find(owner, batch, named)))
+    def check_commit(
+        self,
+        owner: ProducerKey,
+        batch: int,
+        named: Sequence[NamedAttempt],
+        require: Callable[[str], None] | None = None,
+    ) -> Iterator[None]:
+        """Check that there is room for the messages of these attempts, and create what does not
+        exist of their destinations; `require` raises if the producer may not send to one.
+
+        Yields now and then, so that others are served meanwhile, and may take some of that room.
+        Raises AttemptLost, BatchConflict, DestinationFull.
+        """
+        totals: Totals = {}
+        for attempt in self._find(owner, batch, named):
+            # A copy: another part may be staged meanwhile, and then the commit is refused.
+            for number, (name, (count, size)) in enumerate(list(attempt.totals.items()), 1):
+                before, bytes_before = totals.get(name, (0, 0))
+                totals[name] = (before + count, bytes_before + size)
+                if require is not None and not before:
+                    require(name)
+                if not number % _CHECKED:
+                    yield
+        yield from self._check_destinations(owner, totals)
+        for number, name in enumerate(totals, 1):
+            self._destinations.owners.create(name, self._holder(owner))
+            if not number % _CHECKED:
+                yield
 
     def _find(
         self, owner: ProducerKey, batch: int, named: Sequence[NamedAttempt]
@@ -390,7 +471,7 @@ class Staging:
 
     def _add_producer(self, record: _BatchRecord, now: float) -> BatchProducer:
         if record.owner not in self._producers:
-            self._producers_share.add(record.owner.principal)
+            self._producers_share.add(self._holder(record.owner))
         producer = self._producers[record.owner] = BatchProducer(record, now)
         return producer
 
@@ -410,7 +491,7 @@ class Staging:
             and not (key and turns.is_over())
         ):
             attempt, key, size = producer.chunks.pop()
-            self._bytes_share.remove(producer.record.owner.principal, size)
+            self._bytes_share.remove(self._holder(producer.record.owner), size)
             size_bytes += size
             chunk = attempt.take(key)
             try:
@@ -459,7 +540,7 @@ class Staging:
         dropped = [attempt for attempt in attempts if keep is None or attempt.number not in keep]
         for attempt in dropped:
             attempt.drop()
-            self._bytes_share.remove(owner.principal, attempt.size_bytes)
+            self._bytes_share.remove(self._holder(owner), attempt.size_bytes)
         self._release(owner, dropped)
         if dropped:
             self._commits.request(urgent=False)
@@ -478,6 +559,8 @@ class Staging:
         for owner, producer in list(self._producers.items()):
             if producer.record.once and producer.since < now - _ONCE_S and producer.is_done:
                 self._forget(owner)
+        known = {owner for owner, _ in self._batches} | self._producers.keys()
+        self._addresses = {each: self._addresses[each] for each in self._addresses.keys() & known}
 
     def forget(self, owner: ProducerKey) -> None:
         """Forget a producer, and drop what it has staged. Raises UnknownMessage, StagingFull."""
@@ -494,7 +577,7 @@ class Staging:
 
     def _forget(self, owner: ProducerKey) -> None:
         del self._producers[owner]
-        self._producers_share.remove(owner.principal)
+        self._producers_share.remove(self._holder(owner))
         self._store.drop(_PRODUCERS, _encode(owner))
         self._commits.request(urgent=False)
 
@@ -531,9 +614,9 @@ class Staging:
             self._resume(record, attempts, now)
 
     def _count(self, owner: ProducerKey, attempt: StagedAttempt) -> None:
-        self._attempts_share.add(owner.principal)
-        self._bytes_share.add(owner.principal, attempt.size_bytes)
-        self._names_share.add(owner.principal, len(attempt.totals))
+        self._attempts_share.add(self._holder(owner))
+        self._bytes_share.add(self._holder(owner), attempt.size_bytes)
+        self._names_share.add(self._holder(owner), len(attempt.totals))
 
     def _lost(self, owner: ProducerKey, number: int) -> StagedAttempt:
         """An attempt of a committed batch without a record of any of its parts."""
@@ -563,18 +646,18 @@ class Staging:
             for attempt in found:
                 before = attempt.size_bytes
                 attempt.find_chunks()
-                self._bytes_share.add(record.owner.principal, attempt.size_bytes - before)
+                self._bytes_share.add(self._holder(record.owner), attempt.size_bytes - before)
         producer.begin(found, moved or b"")
         left = sum(size for _, _, size in producer.chunks)
         done = sum(attempt.size_bytes for attempt in found) - left
-        self._bytes_share.remove(record.owner.principal, done)
+        self._bytes_share.remove(self._holder(record.owner), done)
         self._core.timers.at(now, lambda at: self._step(producer, at))
 
 
-def _check(share: Quota, principal: str, count: int, hint: str) -> None:
+def _check(share: Quota, holder: str, count: int, hint: str) -> None:
     """Raises StagingFull."""
     try:
-        share.check(principal, count)
+        share.check(holder, count)
     except QuotaExceeded as error:
         raise StagingFull(f"{error} ({hint})") from None
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 from pyspark.taskcontext import TaskContext
@@ -32,6 +33,8 @@ __all__ = ["CrosswireStreamWriter", "CrosswireWriter", "StagedTask"]
 
 _ARROW: Final = "application/vnd.apache.arrow.stream"
 _PART_BYTES: Final = 4 * 1024 * 1024
+_PART_NAMES: Final = 10_000
+"""The hub takes messages for this many destinations in one request."""
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
 _OPTIONS: Final = (
@@ -167,16 +170,20 @@ def _write(
 
 
 def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Requests of a few MiB: small batches together, large ones in pieces."""
+    """Requests of a few MiB, and not too many destinations: small batches together, large ones in
+    pieces."""
     part: list[pa.RecordBatch] = []
-    size_bytes = 0
+    size_bytes = names = 0
     for batch in batches:
         for piece in _pieces(batch):
-            if part and size_bytes + piece.nbytes > _PART_BYTES:
+            named = _names(piece)
+            is_full = size_bytes + piece.nbytes > _PART_BYTES or names + named > _PART_NAMES
+            if part and is_full:
                 yield part
-                part, size_bytes = [], 0
+                part, size_bytes, names = [], 0, 0
             part.append(piece)
             size_bytes += piece.nbytes
+            names += named
     if part:
         yield part
 
@@ -184,12 +191,17 @@ def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     if batch.num_rows == 0:
         return
-    if batch.nbytes <= _PART_BYTES or batch.num_rows == 1:
+    if batch.num_rows == 1 or (batch.nbytes <= _PART_BYTES and _names(batch) <= _PART_NAMES):
         yield batch
         return
     half = batch.num_rows // 2
     yield from _pieces(batch.slice(0, half))
     yield from _pieces(batch.slice(half))
+
+
+def _names(batch: pa.RecordBatch) -> int:
+    """How many destinations it has."""
+    return int(pc.count_distinct(batch.column("destination")).as_py())
 
 
 def _stream(batches: list[pa.RecordBatch]) -> pa.Buffer:
