@@ -64,6 +64,15 @@ SLOW: Final = (
 are marked."""
 
 
+LEFT_OUT: Final = ("alone", "slow", "spark")
+"""What is not fast, and so left out with `--fast`."""
+
+
+def _is_slow(file: str) -> bool:
+    """Whether all tests of a file are."""
+    return file in WITH_SPARK or file.startswith(SLOW)
+
+
 class ByFile(LoadFileScheduling):  # type: ignore[misc]
     """Shares the files out to processes; those with Spark all go to one, which starts it once, and
     so do those with a browser."""
@@ -83,6 +92,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--examples", choices=EXAMPLES, default="usual", help="of each property")
+    parser.addoption("--fast", action="store_true", help="leave out tests that are slow")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Modules with slow tests only are not even imported: that takes as long as other tests do."""
+    path = collection_path.relative_to(config.rootpath).as_posix()
+    if not config.getoption("--fast") or path == ".":
+        return None
+    return _is_slow(path if path.endswith(".py") else f"{path}/") or None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -90,10 +108,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Marks what can be seen, before tests are selected by marks. What takes longest begins first:
     tests on Spark, then slow ones."""
     for item in items:
-        if item.nodeid.split("::")[0] in WITH_SPARK:
-            item.add_marker("spark")
-        elif item.nodeid.startswith(SLOW):
-            item.add_marker("slow")
+        file = item.nodeid.split("::")[0]
+        if _is_slow(file):
+            item.add_marker("spark" if file in WITH_SPARK else "slow")
+    if config.getoption("--fast"):
+        marked = {item for item in items if any(map(item.get_closest_marker, LEFT_OUT))}
+        config.hook.pytest_deselected(items=[item for item in items if item in marked])
+        items[:] = [item for item in items if item not in marked]
     factor = EXAMPLES[config.getoption("--examples")]
     if factor != 1.0:
         _multiply_examples(items, factor)
