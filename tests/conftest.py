@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import ssl
 import subprocess
 import sys
@@ -33,9 +34,10 @@ EXAMPLES: Final = {"few": 0.1, "usual": 1.0, "many": 20.0}
 WITH_SPARK: Final = frozenset(
     path.relative_to(Path(__file__).parent.parent).as_posix()
     for path in (Path(__file__).parent / "pipeline").rglob("test_*.py")
-    if "SparkSession" in path.read_text()
+    if re.search(r"\b(spark|from_tap|from_pcap|hub_lake): (SparkSession|Made)\b", path.read_text())
 )
-"""Files whose tests share the session of tests/pipeline/conftest.py."""
+"""Files whose tests share the session of tests/pipeline/conftest.py, as the arguments of their
+functions show: the process that shares the tests out has not imported them."""
 
 SLOW: Final = (
     "tests/adversary/",
@@ -109,6 +111,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tests on Spark, then slow ones."""
     for item in items:
         file = item.nodeid.split("::")[0]
+        if "spark" in getattr(item, "fixturenames", ()) and file not in WITH_SPARK:
+            raise pytest.UsageError(f"{item.nodeid} would start a Spark of its own: see WITH_SPARK")
         if _is_slow(file):
             item.add_marker("spark" if file in WITH_SPARK else "slow")
     if config.getoption("--fast"):

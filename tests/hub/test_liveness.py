@@ -803,6 +803,7 @@ def test_any_order_of_events() -> None:
     )
 
 
+@pytest.mark.slow
 def test_any_order_of_events_on_rocksdb() -> None:
     run_state_machine_as_test(
         LivingOnRocks, settings=settings(max_examples=6, stateful_step_count=30, deadline=None)
