@@ -52,7 +52,7 @@ test: check browser
 
 # About a minute: neither Spark nor other programs, and few examples of each property.
 test-fast: $(READY)
-	$(PYTEST) --numprocesses $(TEST_PROCESSES) --examples few -m "not (alone or long or slow or spark)"
+	$(PYTEST) --numprocesses $(TEST_PROCESSES) --fast --examples few
 
 # What needs more time: more seeds and cases, and many examples of each property.
 test-long: $(READY)

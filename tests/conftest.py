@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import ssl
 import subprocess
 import sys
@@ -33,9 +34,10 @@ EXAMPLES: Final = {"few": 0.1, "usual": 1.0, "many": 20.0}
 WITH_SPARK: Final = frozenset(
     path.relative_to(Path(__file__).parent.parent).as_posix()
     for path in (Path(__file__).parent / "pipeline").rglob("test_*.py")
-    if "SparkSession" in path.read_text()
+    if re.search(r"\b(spark|from_tap|from_pcap|hub_lake): (SparkSession|Made)\b", path.read_text())
 )
-"""Files whose tests share the session of tests/pipeline/conftest.py."""
+"""Files whose tests share the session of tests/pipeline/conftest.py, as the arguments of their
+functions show: the process that shares the tests out has not imported them."""
 
 SLOW: Final = (
     "tests/adversary/",
@@ -64,6 +66,15 @@ SLOW: Final = (
 are marked."""
 
 
+LEFT_OUT: Final = ("alone", "slow", "spark")
+"""What is not fast, and so left out with `--fast`."""
+
+
+def _is_slow(file: str) -> bool:
+    """Whether all tests of a file are."""
+    return file in WITH_SPARK or file.startswith(SLOW)
+
+
 class ByFile(LoadFileScheduling):  # type: ignore[misc]
     """Shares the files out to processes; those with Spark all go to one, which starts it once, and
     so do those with a browser."""
@@ -83,6 +94,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--examples", choices=EXAMPLES, default="usual", help="of each property")
+    parser.addoption("--fast", action="store_true", help="leave out tests that are slow")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Modules with slow tests only are not even imported: that takes as long as other tests do."""
+    path = collection_path.relative_to(config.rootpath).as_posix()
+    if not config.getoption("--fast") or path == ".":
+        return None
+    return _is_slow(path if path.endswith(".py") else f"{path}/") or None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -90,10 +110,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Marks what can be seen, before tests are selected by marks. What takes longest begins first:
     tests on Spark, then slow ones."""
     for item in items:
-        if item.nodeid.split("::")[0] in WITH_SPARK:
-            item.add_marker("spark")
-        elif item.nodeid.startswith(SLOW):
-            item.add_marker("slow")
+        file = item.nodeid.split("::")[0]
+        if "spark" in getattr(item, "fixturenames", ()) and file not in WITH_SPARK:
+            raise pytest.UsageError(f"{item.nodeid} would start a Spark of its own: see WITH_SPARK")
+        if _is_slow(file):
+            item.add_marker("spark" if file in WITH_SPARK else "slow")
+    if config.getoption("--fast"):
+        marked = {item for item in items if any(map(item.get_closest_marker, LEFT_OUT))}
+        config.hook.pytest_deselected(items=[item for item in items if item in marked])
+        items[:] = [item for item in items if item not in marked]
     factor = EXAMPLES[config.getoption("--examples")]
     if factor != 1.0:
         _multiply_examples(items, factor)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Final
 
 __all__ = ["prepare_environment"]
 
-_BYTECODE: Final = Path(__file__).parents[1] / ".pytest_cache" / "bytecode"
 _MEMORY: Final = Path("/dev/shm")
 _PLENTY_BYTES: Final = 8 << 30
 
 
 def prepare_environment() -> None:
     """For this process and all that it starts."""
-    # Where Python is asked to write no bytecode, every program would compile all of its modules.
+    # Where Python is asked to write no bytecode, every program would compile all of our modules,
+    # and pytest would rewrite the assertions of all tests.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.environ["PYTHONPYCACHEPREFIX"] = str(_BYTECODE)
+    sys.dont_write_bytecode = False
     # pytest's temporary files: a hub syncs all that it acknowledges.
     if _memory_bytes() >= _PLENTY_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))

@@ -18,6 +18,7 @@ GUIDE = PAGE[PAGE.index("## Hardening") :]
 SNIPPETS = re.findall(r"^```(sh|toml)\n(.*?)^```", GUIDE, re.M | re.S)
 
 
+@pytest.mark.slow
 def test_the_guide_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [kind for kind, _ in SNIPPETS] == ["sh", "sh", "toml", "sh"]
     monkeypatch.chdir(tmp_path)

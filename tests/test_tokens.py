@@ -137,6 +137,7 @@ token_env = "BERTS"
     assert "line 7: users[2].token_env: there is no environment variable BERTS" in wrong[1]
 
 
+@pytest.mark.slow
 def test_the_command_prints_what_the_configuration_takes(tmp_path: Path) -> None:
     made = answer("user", "hash", "--generate")
     file = tmp_path / "crosswire.toml"

@@ -20,10 +20,17 @@ pytestmark = pytest.mark.alone
 MIB = 1024 * 1024
 Attack = Callable[[Target], tuple[Attacker, bytes]]
 """An attacker after its handshake, and the bytes that it sends."""
+Body = bytes | Callable[[], bytes]
+"""Large ones are made by the test that sends them, not whenever tests are collected."""
 
 
-def emp(op: str, data: bytes, token: str = "") -> Attack:
+def made(body: Body) -> bytes:
+    return body if isinstance(body, bytes) else body()
+
+
+def emp(op: str, body: Body, token: str = "") -> Attack:
     def prepare(target: Target) -> tuple[Attacker, bytes]:
+        data = made(body)
         peer = target.emp(token)
         peer.connection.send_request(op, data)
         return peer, b"".join(peer.connection.data_to_send())
@@ -52,8 +59,9 @@ def emqp(step: Callable[[Attacker], object]) -> Attack:
     return prepare
 
 
-def epoxy(service: str, method: str, payload: bytes, token: str = "") -> Attack:
+def epoxy(service: str, method: str, body: Body, token: str = "") -> Attack:
     def prepare(target: Target) -> tuple[Attacker, bytes]:
+        payload = made(body)
         peer = target.epoxy()
         credentials = marshal_credentials(token) if token else None
         peer.connection.send_request(service, method, payload, layer_data=credentials)
@@ -131,8 +139,10 @@ MANY = 300_000
 CRON = "*/1," * 100_000 + "1 * * * *"
 
 WITHOUT_CREDENTIALS: dict[str, Attack] = {
-    "emp-serve": emp("$serve", services(1_000_000)),
-    "emp-publish": emp("$publish", publish("queue/q", b'"properties":{%b}' % properties(MANY))),
+    "emp-serve": emp("$serve", lambda: services(1_000_000)),
+    "emp-publish": emp(
+        "$publish", lambda: publish("queue/q", b'"properties":{%b}' % properties(MANY))
+    ),
     "emp-cron": emp("$schedule", publish("queue/q", b'"cron":"%b"' % CRON.encode())),
     "emp-subscribe": emp("$subscribe", b'{"destination":"queue/%b"}' % (b"x/" * MIB)),
     "emp-call": emp("x/" * MIB, b"{}"),
@@ -157,15 +167,20 @@ WITHOUT_CREDENTIALS: dict[str, Attack] = {
     "micromsg2-properties": micromsg2("queue/q", b"a:1;" * 16_000, 16),
 }
 BY_A_USER: dict[str, Attack] = {
-    "emp-serve": emp("$serve", services(1_000_000), TOKEN),
+    "emp-serve": emp("$serve", lambda: services(1_000_000), TOKEN),
     "emp-publish": emp(
-        "$publish", publish("queue/mallory/q", b'"properties":{%b}' % properties(MANY)), TOKEN
+        "$publish",
+        lambda: publish("queue/mallory/q", b'"properties":{%b}' % properties(MANY)),
+        TOKEN,
     ),
     "emp-cron": emp("$schedule", publish("queue/mallory/q", b'"cron":"%b"' % CRON.encode()), TOKEN),
-    "epoxy-publish": epoxy("crosswire.Hub", "Publish", publication(MANY), TOKEN),
+    "epoxy-publish": epoxy("crosswire.Hub", "Publish", lambda: publication(MANY), TOKEN),
     "epoxy-unknown": epoxy("crosswire.Hub", "Publish", UNKNOWN_FIELDS, TOKEN),
     "epoxy-serve": epoxy(
-        "crosswire.Hub", "Serve", struct("Services", services=[f"s{n}" for n in range(MANY)]), TOKEN
+        "crosswire.Hub",
+        "Serve",
+        lambda: struct("Services", services=[f"s{n}" for n in range(MANY)]),
+        TOKEN,
     ),
     "epoxy-call": epoxy("mallory", "m", UNKNOWN_FIELDS_OF_A_BLOB, TOKEN),
     "micromsg2-number": micromsg2("queue/mallory/q", b"a:D" + b"1" * 60_000 + b"x", 1, TOKEN),

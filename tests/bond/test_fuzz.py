@@ -134,6 +134,7 @@ def test_damaged_files(text: bytes) -> None:
         assert error.column >= 1
 
 
+@pytest.mark.slow
 @EACH
 @pytest.mark.parametrize("byte", [0x00, 0x01, 0x0A, 0x0B, 0x2B, 0x6A, 0x8B, 0xCB, 0xEA, 0xFF])
 def test_long_runs_of_one_byte_stay_small(dialect: Dialect, byte: int) -> None:

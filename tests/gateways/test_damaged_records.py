@@ -200,6 +200,7 @@ async def rows(start_server: StartServer) -> Rows:
     return await busy_rows(start_server)
 
 
+@pytest.mark.slow
 async def test_a_hub_starts_whatever_record_is_damaged(rows: Rows) -> None:
     spaces = {key.split(b"/")[0] for key in rows if key[:1] == b"s"}
     assert {space[1:].decode() for space in spaces} >= SPACES

@@ -362,6 +362,7 @@ DRIVERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", DRIVERS)
 async def test_the_stack_does_not_grow_with_what_peers_send(
     start_server: StartServer, protocol: str

@@ -160,6 +160,7 @@ class Shuttle:
         pass
 
 
+@pytest.mark.slow
 async def test_sequence_numbers_wrap(start_server: StartServer) -> None:
     server = await start_server(topics={"t": TopicPolicy(durable=False)})
     shuttle = Shuttle(66_000)
@@ -586,6 +587,7 @@ async def test_without_acknowledgements_a_full_queue_ends_the_connection(
     assert server.hub.queue("queue/q").length == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 10])
 async def test_a_peer_that_does_not_read_gets_no_more_than_it_may(
     start_server: StartServer, window: int | None

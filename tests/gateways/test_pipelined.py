@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from crosswire.bond import hub_module, marshal
 from crosswire.server.server import Server
 from crosswire.wire.contract import Event
@@ -33,6 +35,7 @@ def call(peer: Peer, service: str) -> None:
     peer.session.wake()
 
 
+@pytest.mark.slow
 async def test_emp_peer_calls_itself(server: Server) -> None:
     async with emp(server) as peer:
         await peer.ask("$serve", services=["me"])
@@ -41,6 +44,7 @@ async def test_emp_peer_calls_itself(server: Server) -> None:
         assert all(each.succeeded for each in await peer.several(ResponseReceived, _NUMBER))
 
 
+@pytest.mark.slow
 async def test_emp_peers_call_each_other(server: Server) -> None:
     async with emp(server) as a, emp(server) as b:
         await a.ask("$serve", services=["a"])

@@ -55,6 +55,7 @@ def assert_whole(server: Server) -> None:
 # ----------------------------------------------------------------------------------------- callers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [90, 5000])
 async def test_calls_that_nobody_serves(server: Server, number: int) -> None:
     async with emp(server) as peer:
@@ -251,6 +252,7 @@ async def test_an_emqp_call_of_a_provider_that_is_leaving_ends(server: Server) -
 # ------------------------------------------------------------------------------------- subscribers
 
 
+@pytest.mark.slow
 async def test_an_emqp_subscriber_that_catches_up(start_server: StartServer) -> None:
     """Page by page from the disk, and not all of it into memory at once."""
     server = await start_server(connections=ConnectionLimits(congested_bytes=100_000))

@@ -554,6 +554,7 @@ async def test_answers_that_nobody_consumes_are_bounded(start_server: StartServe
                 await take(caller)
 
 
+@pytest.mark.slow
 async def test_many_calls_on_many_channels_are_answered(server: Server) -> None:
     """More than may be open at a time; the caller consumes nothing before it has asked for all."""
     async with serving(server), client(server, "service/s") as caller:

@@ -392,6 +392,7 @@ def drive(number: int, seed: int) -> int:
     return deepest.most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_no_callback_runs_deeper_when_there_is_more_to_do(seed: int) -> None:
     few = max(drive(10, seed + 10 * each) for each in range(10))
@@ -411,6 +412,7 @@ def test_calls_that_wait_for_a_provider_who_fails_all_at_once() -> None:
     assert depths[1] <= depths[0] + 2
 
 
+@pytest.mark.slow
 def test_a_subscriber_that_settles_at_once_catches_up_page_by_page() -> None:
     depths = []
     for number in (10, 20_000):
@@ -425,6 +427,7 @@ def test_a_subscriber_that_settles_at_once_catches_up_page_by_page() -> None:
     assert depths[1] <= depths[0] + 2
 
 
+@pytest.mark.slow
 def test_leaving_with_much_under_way() -> None:
     """A consumer, a provider and a caller that leave with thousands of messages and calls."""
     depths = []

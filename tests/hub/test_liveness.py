@@ -20,7 +20,6 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from crosswire.commitlog.contract import Receipt
@@ -797,13 +796,7 @@ class LivingOnRocks(Living):
     rocks = True
 
 
-def test_any_order_of_events() -> None:
-    run_state_machine_as_test(
-        Living, settings=settings(max_examples=70, stateful_step_count=40, deadline=None)
-    )
-
-
-def test_any_order_of_events_on_rocksdb() -> None:
-    run_state_machine_as_test(
-        LivingOnRocks, settings=settings(max_examples=6, stateful_step_count=30, deadline=None)
-    )
+TestAnyOrderOfEvents = Living.TestCase
+TestAnyOrderOfEvents.settings = settings(max_examples=70, stateful_step_count=40, deadline=None)
+TestAnyOrderOnRocks = pytest.mark.slow(LivingOnRocks.TestCase)
+TestAnyOrderOnRocks.settings = settings(max_examples=6, stateful_step_count=30, deadline=None)

@@ -384,6 +384,7 @@ def test_all_that_was_missed_is_bounded(options: dict[str, object]) -> None:
     assert len(taker.deliveries) == 1005
 
 
+@pytest.mark.slow
 def test_many_schedules_that_are_due_together_take_several_turns() -> None:
     bench = Bench(now=START)
     for number in range(2500):

@@ -641,6 +641,7 @@ async def test_leases_that_run_out_together_are_returned_in_parts() -> None:
         assert turns < 1000
 
 
+@pytest.mark.slow
 def test_queues_that_change_are_written_while_the_group_collects() -> None:
     bench = Bench()
     for number in range(1000):

@@ -61,8 +61,6 @@ class Node:
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYTHONPATH": "",
         }
-        # What Python compiles shows where it found it.
-        environment.pop("PYTHONPYCACHEPREFIX", None)
         index = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(

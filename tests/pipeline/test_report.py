@@ -17,8 +17,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.cli.parsers import options_last, parser_of, split_command
 from crosswire.errors import InvalidInput, PipelineError
@@ -38,7 +36,6 @@ from crosswire.pipeline.report.formats import (
 )
 from crosswire.pipeline.report.gather import gather
 from crosswire.pipeline.report.histogram import (
-    buckets_of,
     highest_of,
     lowest_of,
     percentiles,
@@ -46,10 +43,8 @@ from crosswire.pipeline.report.histogram import (
 from crosswire.pipeline.report.plots import _decades, _scale
 from crosswire.pipeline.report.table_reader import Highest, ReportTables, Tally
 from crosswire.pipeline.stores import LocalStore
-from crosswire.pipeline.tables import histogram
 from crosswire.pipeline.tables.catalog import HISTOGRAM, entry
 from crosswire.pipeline.tables.names import ACCOUNT_PARTS, VERDICTS
-from tests.pipeline.conftest import Made
 
 CROSSWIRE = Path(sys.executable).parent / "crosswire"
 START = 1_790_000_040_000_000
@@ -566,17 +561,6 @@ def test_a_table_without_files_has_no_rows(tmp_path: Path) -> None:
     assert facts.violations is not None and facts.violations.total == 0
 
 
-def test_a_report_of_a_real_run(from_tap: Made, tmp_path: Path) -> None:
-    facts = write_report(str(from_tap.folder), tmp_path / "r.html", made_us=START)
-    assert facts.traffic is not None and facts.accounts is not None and facts.calls is not None
-    messages = from_tap.rows("silver/messages")
-    assert facts.traffic.total_messages == len(messages)
-    assert facts.accounts.total("seen") == from_tap.summary.seen
-    answered = [row for row in from_tap.rows("gold/conversations") if row["answered"] is not None]
-    assert facts.calls.answered == len(answered)
-    assert facts.latencies is not None and facts.latencies.all.count == len(answered)
-
-
 # ---------------------------------------------------------------- nothing in it obeys a peer
 
 
@@ -629,19 +613,6 @@ def test_only_our_script_may_run(page: Path) -> None:
 
 
 # ------------------------------------------------------------------------------- its parts
-
-
-def test_buckets_are_those_of_the_pipeline(spark: SparkSession) -> None:
-    values = [*range(70), *(2**bit + more for bit in range(6, 62) for more in (-1, 0, 1))]
-    column = F.col("value")
-    bucket = histogram.bucket_of(column)
-    rows = spark.createDataFrame(pa.table({"value": values})).select(
-        column, bucket.alias("bucket"), histogram.highest_of(bucket).alias("highest")
-    )
-    expected = {row.value: (row.bucket, row.highest) for row in rows.collect()}
-    found = dict(zip(values, buckets_of(pa.array(values, pa.int64())).to_pylist(), strict=True))
-    assert {value: (b, highest_of(b)) for value, b in found.items()} == expected
-    assert all(lowest_of(b) <= value <= highest_of(b) for value, b in found.items())
 
 
 def test_percentiles_are_bounded_by_the_longest() -> None:

@@ -470,6 +470,7 @@ class TestBrokerGone:
                 await worker_of(broker, limits=quick).start()
 
 
+@pytest.mark.slow
 class TestProcesses:
     async def test_jobs_run_in_a_process_that_is_kept(self, broker: TestBroker) -> None:
         worker = worker_of(broker, whoami, fail, slots=1, isolation="process")

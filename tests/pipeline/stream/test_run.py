@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -37,11 +35,10 @@ from crosswire.pipeline.tables.catalog import CATALOG
 from crosswire.pipeline.tables.names import NO_DATE
 from crosswire.pipeline.tables.views import view_statements
 from crosswire.pipeline.visible_tables import VisibleTables
-from crosswire.testing.traffic import SampleTraffic
 from tests.pipeline.captures import write_captures
 from tests.pipeline.conftest import TRAFFIC, rows_of
 from tests.pipeline.stretched import DURATION, recorded, until
-from tests.pipeline.test_batch import CROSSWIRE, ODD, tap_rows
+from tests.pipeline.test_batch import ODD, tap_rows
 
 STEPS = 3
 
@@ -345,64 +342,3 @@ def test_older_layouts_are_refused(spark: SparkSession, tmp_path: Path, name: st
     for kind in (Output, StreamOutput):
         with pytest.raises(InvalidInput, match="another version"):
             kind(spark, str(tmp_path))
-
-
-# --------------------------------------------------------------------------------- the program
-
-
-def stream_command(folder: Path, *options: str) -> list[str | Path]:
-    return [
-        *(CROSSWIRE, "pipeline", "run", "--stream", "--input", folder / "lake"),
-        *("--output", folder / "out", "--tables", "frames", "--master", "local[1]"),
-        *("--conf", "spark.sql.shuffle.partitions=1", "--conf", "spark.driver.memory=1g"),
-        *("--conf", "spark.sql.codegen.factoryMode=NO_CODEGEN"),
-        *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
-        *options,
-    ]
-
-
-def test_the_command_ends_with_a_summary_when_it_is_stopped(tmp_path: Path) -> None:
-    size = SampleTraffic(protocols=("epoxy",), connections=1, messages=5).write_tap(
-        tmp_path / "lake"
-    )
-    with subprocess.Popen(
-        stream_command(tmp_path, "--json"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as child:
-        while not VisibleTables(str(tmp_path / "out")).names:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(0.2)
-            assert child.returncode is None, child.communicate()
-        child.send_signal(signal.SIGTERM)
-        output, errors = child.communicate()
-    assert (child.returncode, errors) == (0, "")
-    summary = json.loads(output)
-    assert summary["tables"].keys() == {"silver.frames"}
-    assert [account["frames"] for account in summary["accounting"]] == [size]
-
-
-@pytest.mark.parametrize("moment", ["Starting Spark", "batch 0:"])
-def test_a_signal_stops_the_command_at_any_moment(tmp_path: Path, moment: str) -> None:
-    size = SampleTraffic(protocols=("epoxy",), connections=1, messages=5).write_tap(
-        tmp_path / "lake"
-    )
-    with subprocess.Popen(
-        stream_command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as child:
-        assert child.stderr is not None
-        for line in child.stderr:
-            if moment in line:
-                break
-        child.send_signal(signal.SIGTERM)
-        start = time.monotonic()
-        _, errors = child.communicate(timeout=60)
-        took = time.monotonic() - start
-    assert "Traceback" not in errors, errors
-    assert child.returncode == (130 if "Spark" in moment else 0)
-    assert took < 20, "seconds, on a machine that does other things, too"
-    if "batch" in moment:
-        # What was cancelled is not in the tables, and the next run has it.
-        assert not VisibleTables(str(tmp_path / "out")).names
-        assert size > 0

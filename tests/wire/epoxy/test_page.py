@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from crosswire.wire.epoxy.connection import TRANSITIONS, State
 from crosswire.wire.epoxy.frames import ConfigFrame, Message, ProtocolError
 from tests.wire.vectors import load
@@ -44,6 +46,7 @@ def test_the_table_of_states_is_the_one_that_is_carried_out() -> None:
     assert section("states") == f"| state | {names} |\n|---|---|---|---|\n" + "".join(rows)
 
 
+@pytest.mark.slow
 def test_the_dumps_are_what_the_script_prints() -> None:
     assert section("dumps").strip() == run("epoxy_hexdump.py").strip()
 

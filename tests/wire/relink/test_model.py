@@ -19,7 +19,6 @@ from hypothesis.stateful import (
     initialize,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from crosswire.wire.contract import ConnectionFailed, Event
@@ -417,10 +416,8 @@ class LossyPipe(RuleBasedStateMachine):
         assert a.finished and b.finished and a.connection is b.connection is None
 
 
-def test_nothing_is_lost_and_nothing_comes_twice() -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        LossyPipe, settings=settings(max_examples=100, stateful_step_count=50)
-    )
+TestNothingIsLostAndNothingComesTwice = LossyPipe.TestCase
+TestNothingIsLostAndNothingComesTwice.settings = settings(max_examples=100, stateful_step_count=50)
 
 
 def walk(seed: int, steps: int) -> None:

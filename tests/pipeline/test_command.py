@@ -1,0 +1,62 @@
+"""The command `pipeline run`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from crosswire.testing.traffic import SampleTraffic
+from tests.pipeline.test_batch import CROSSWIRE
+
+
+def crosswire(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([CROSSWIRE, "pipeline", *arguments], capture_output=True, text=True)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    size = SampleTraffic(protocols=("epoxy",), connections=1, messages=5).write_tap(
+        tmp_path / "lake"
+    )
+    done = crosswire(
+        *("run", "--input", tmp_path / "lake", "--output", tmp_path / "out", "--json"),
+        *("--tables", "frames", "accounting", "--master", "local[1]"),
+        *("--conf", "spark.sql.shuffle.partitions=1", "--conf", "spark.driver.memory=1g"),
+        *("--conf", "spark.sql.codegen.factoryMode=NO_CODEGEN"),
+        *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    summary = json.loads(done.stdout)
+    assert summary["tables"].keys() == {"silver.frames", "gold.accounting"}
+    (account,) = summary["accounting"]
+    assert (account["protocol"], account["missing"]) == ("epoxy", 0)
+    assert account["seen"] == account["frames"] == size
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ((), 2, "ACTION"),
+        (("run",), 2, "--input"),
+        (("run", "--input", "/nope", "--output", "o"), 1, "/nope does not exist"),
+        (("run", "--input", "x", "--output", "o", "--tables", "nope"), 2, "invalid choice"),
+        (("run", "--input", "x", "--output", "o", "--since", "never"), 2, "'never' is no time"),
+        (("run", "--input", "x", "--output", "o", "--conf", "x=1"), 2, "not a Spark setting"),
+        (
+            ("run", "--input", "x", "--output", "o", "--once", "--skip-damaged"),
+            1,
+            "a stream skips nothing",
+        ),
+        (
+            ("run", "--input", "x", "--output", "o", "--port", "1=nope"),
+            2,
+            "there is no protocol 'nope'",
+        ),
+    ],
+)
+def test_wrong_usage_is_explained(arguments: tuple[str, ...], code: int, message: str) -> None:
+    done = crosswire(*arguments)
+    assert done.returncode == code
+    assert message in done.stderr and "Traceback" not in done.stderr and "java" not in done.stderr
