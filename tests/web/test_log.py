@@ -125,6 +125,32 @@ async def test_only_the_columns_that_are_asked_for_are_given(web: WebHub) -> Non
     assert list(rows[0]) == ["payload", "time"]
 
 
+@pytest.mark.parametrize("lake", [NO_LAKE, QUICK], ids=["store", "lake"])
+async def test_messages_and_bytes_are_counted_by_destination(
+    start_web: StartWeb, lake: LakeSettings
+) -> None:
+    web = await start_web(lake=lake)
+    await web.produce("queue/a", "1", "22")
+    await web.produce("queue/other", "no")
+    await web.produce("topic/b/c", "333", "4444")
+    if lake is QUICK:
+        await sealed(web)
+    wanted = ("queue/a", "topic/#", "topic/b/+", "queue/none")
+    planned = await plan(web, *wanted, limit=100, tally="bytes")
+    assert planned["count"] == 4
+    assert {
+        name: (each["messages"], each["bytes"]) for name, each in planned["tallies"].items()
+    } == {
+        "queue/a": (2, 3),
+        "topic/#": (2, 7),
+        "topic/b/+": (2, 7),
+        "queue/none": (0, 0),
+    }
+    counted = await plan(web, "queue/a", limit=100, tally="messages")
+    assert counted["tallies"] == {"queue/a": {"messages": 2, "bytes": 0}}
+    assert (await plan(web, "queue/a", limit=100))["tallies"] == {}
+
+
 async def test_a_destination_that_is_not_there_has_nothing(web: WebHub) -> None:
     await web.produce("queue/a", "1")
     assert await read(web, "queue/nowhere", "topic/no/+") == []

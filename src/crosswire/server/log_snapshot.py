@@ -10,17 +10,26 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from crosswire.envelope import Envelope, decode_at
 from crosswire.errors import RecordDamaged
 from crosswire.hub.floors import floors
-from crosswire.lake.columns import numbers
+from crosswire.lake.columns import booleans, numbers
 from crosswire.lake.history import CoveredIds, History, IdShare, LakeExtent
 from crosswire.lake.writer import messages_table
 from crosswire.server.log_selection import LogSelection
 from crosswire.store.contract import Page, View
 
-__all__ = ["LogPiece", "LogSnapshot", "MissingMessages", "Moment", "cut", "ids_of"]
+__all__ = [
+    "LogPiece",
+    "LogSnapshot",
+    "MissingMessages",
+    "Moment",
+    "Tally",
+    "cut",
+    "ids_of",
+]
 
 _WINDOW: Final = 16_384
 _WIDEST: Final = 1 << 18
@@ -49,6 +58,13 @@ class MissingMessages(msgspec.Struct, frozen=True):
     destination: str
     first: int
     last: int
+
+
+class Tally(msgspec.Struct, kw_only=True):
+    """How many messages, and the sum of their payloads; 0 `bytes` where these were not added."""
+
+    messages: int = 0
+    bytes: int = 0
 
 
 class LogPiece(NamedTuple):
@@ -139,6 +155,54 @@ class LogSnapshot:
                     return found, upto
                 self._breathe(_BREATH_S)
         return found, last
+
+    def tally(
+        self, most: int, first: int, last: int, *, sized: bool, within_s: float
+    ) -> tuple[dict[str, Tally], int]:
+        """Messages of a range by destination, with the bytes of their payloads if `sized`, and up
+        to which id they were counted: it stops as `count` does, after some more messages."""
+        found: dict[str, Tally] = {}
+        deadline = time.monotonic() + within_s
+        total = 0
+        for piece in self(first, last) if self.logs else ():
+            for counted, upto in self._tallied(piece, sized=sized):
+                for name, messages, size_bytes in counted:
+                    own = found.setdefault(name, Tally())
+                    own.messages += messages
+                    own.bytes += size_bytes
+                    total += messages
+                if total >= most or time.monotonic() > deadline:
+                    return found, upto
+                self._breathe(_BREATH_S)
+        return found, last
+
+    def _tallied(
+        self, piece: LogPiece, *, sized: bool
+    ) -> Iterator[tuple[list[tuple[str, int, int]], int]]:
+        """Destinations with messages and bytes, some messages at a time, and up to where they are
+        all."""
+        if piece.in_lake:
+            names = ("id", "destination", *(("payload",) if sized else ()))
+            first = piece.first
+            for batch, upto in self.history.read(piece.first, piece.last, names):
+                if batch is not None:
+                    ids = ids_of(batch)
+                    fits = self.choice.mask(batch.column("destination"), ids)
+                    fits &= (ids >= first) & (ids <= upto)
+                    yield _by_destination(batch.filter(booleans(fits)), sized=sized), upto
+                first = upto + 1
+            return
+        position, width = piece.first, _WINDOW
+        while position <= piece.last:
+            rest = LogPiece(False, position, piece.last)
+            names = ("id", "destination", "payload")
+            batch, upto, width = self.stored(rest, names, "", width)
+            if batch is not None:
+                fits = self.choice.mask(batch.column("destination"), ids_of(batch))
+                yield _by_destination(batch.filter(booleans(fits)), sized=sized), upto
+            else:
+                yield [], upto
+            position = upto + 1
 
     def _wanted(self, piece: LogPiece) -> Iterator[tuple[Any, int]]:
         """Ids that are wanted, in order, some at a time, and up to where they are all."""
@@ -284,6 +348,22 @@ class LogSnapshot:
         except RecordDamaged as error:
             self._report(error)
             return None
+
+
+def _by_destination(batch: pa.RecordBatch, *, sized: bool) -> list[tuple[str, int, int]]:
+    coded = batch.column("destination").dictionary_encode()
+    names, codes = coded.dictionary.to_pylist(), _int32s(coded.indices)
+    messages = np.bincount(codes, minlength=len(names))
+    sizes = np.zeros(len(names))
+    if sized:
+        lengths = _int32s(pc.binary_length(batch.column("payload")))
+        sizes = np.bincount(codes, lengths, len(names))
+    return list(zip(names, messages.tolist(), map(int, sizes.tolist()), strict=True))
+
+
+def _int32s(column: pa.Array) -> Any:
+    """For numpy, without pandas: see `lake.columns`."""
+    return np.frombuffer(column.buffers()[1], np.int32, len(column), 4 * column.offset)
 
 
 def ids_of(batch: pa.RecordBatch) -> Any:
