@@ -34,11 +34,11 @@ from crosswire.lake.schemas import MESSAGES
 from crosswire.server.lake_feed import LakeFeed
 from crosswire.server.log_selection import EARLIEST, LATEST, OTHERS, LogSelection
 from crosswire.server.log_snapshot import (
+    DestinationTally,
     LogPiece,
     LogSnapshot,
     MissingMessages,
     Moment,
-    Tally,
     cut,
     ids_of,
 )
@@ -109,7 +109,7 @@ class LogRange(msgspec.Struct, frozen=True, kw_only=True, rename={"end": "behind
     missing: list[MissingMessages]
     found: bool
     count: int
-    tallies: dict[str, Tally] = {}
+    tallies: dict[str, DestinationTally] = {}
 
 
 class ReadSplit(msgspec.Struct, frozen=True, kw_only=True, rename={"end": "behind"}):
@@ -172,7 +172,7 @@ class Log:
         end = max(max(choice.end(name) for name in names), first)
         missing = pieces.missing(first, end - 1)
         found, count = True, 0
-        tallies: dict[str, Tally] = {}
+        tallies: dict[str, DestinationTally] = {}
         if plan.limit or not plan.parts:
             most = plan.limit or 1
             if plan.limit and plan.tally != "none":
@@ -374,13 +374,15 @@ class Log:
         return await self._loop.run_in_executor(self._threads, work, *arguments)
 
 
-def _by_pattern(patterns: list[str], counted: Mapping[str, Tally]) -> dict[str, Tally]:
+def _by_pattern(
+    patterns: list[str], counted: Mapping[str, DestinationTally]
+) -> dict[str, DestinationTally]:
     """The sums of what each of the plan's destinations selects; two may select the same."""
     found = {}
     for pattern in patterns:
         selected = LogSelection([pattern])
         own = [tally for name, tally in counted.items() if selected.wants(name)]
-        found[pattern] = Tally(
+        found[pattern] = DestinationTally(
             messages=sum(each.messages for each in own), bytes=sum(each.bytes for each in own)
         )
     return found

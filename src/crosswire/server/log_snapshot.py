@@ -22,11 +22,11 @@ from crosswire.server.log_selection import LogSelection
 from crosswire.store.contract import Page, View
 
 __all__ = [
+    "DestinationTally",
     "LogPiece",
     "LogSnapshot",
     "MissingMessages",
     "Moment",
-    "Tally",
     "cut",
     "ids_of",
 ]
@@ -60,7 +60,7 @@ class MissingMessages(msgspec.Struct, frozen=True):
     last: int
 
 
-class Tally(msgspec.Struct, kw_only=True):
+class DestinationTally(msgspec.Struct, kw_only=True):
     """How many messages, and the sum of their payloads; 0 `bytes` where these were not added."""
 
     messages: int = 0
@@ -158,16 +158,16 @@ class LogSnapshot:
 
     def tally(
         self, most: int, first: int, last: int, *, sized: bool, within_s: float
-    ) -> tuple[dict[str, Tally], int]:
+    ) -> tuple[dict[str, DestinationTally], int]:
         """Messages of a range by destination, with the bytes of their payloads if `sized`, and up
         to which id they were counted: it stops as `count` does, after some more messages."""
-        found: dict[str, Tally] = {}
+        found: dict[str, DestinationTally] = {}
         deadline = time.monotonic() + within_s
         total = 0
         for piece in self(first, last) if self.logs else ():
             for counted, upto in self._tallied(piece, sized=sized):
                 for name, messages, size_bytes in counted:
-                    own = found.setdefault(name, Tally())
+                    own = found.setdefault(name, DestinationTally())
                     own.messages += messages
                     own.bytes += size_bytes
                     total += messages

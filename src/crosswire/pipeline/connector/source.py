@@ -265,10 +265,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if seen.node not in start.get(OTHERS, ()) or seen.node not in end.get(OTHERS, ()):
             return report
         after = self._from(end, seen.node)
-        behind = self._log.plan(
+        unread = self._log.plan(
             seen.destinations, starts=after, end=seen.end, limit=_MOST_LAG, tally="messages"
         )
-        report["lag"] = {name: each.messages for name, each in behind.tallies.items()}
+        report["lag"] = {name: each.messages for name, each in unread.tallies.items()}
         read = self._log.plan(
             seen.destinations,
             starts=self._from(start, seen.node),
