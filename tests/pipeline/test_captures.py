@@ -26,6 +26,7 @@ from crosswire.pipeline.sources.capture_reader import plain_file
 from crosswire.pipeline.sources.flow_shares import survey
 from crosswire.pipeline.sources.inputs import find_inputs
 from crosswire.pipeline.sources.pcap import Captures, wire_of_share
+from crosswire.pipeline.stream.run import BatchDone, Stream, run_stream
 from crosswire.testing.traffic import SampleTraffic, packets
 from tests.pipeline.captures import (
     ETHERNET,
@@ -104,12 +105,16 @@ def between(mishap: str, frame: bytes) -> bytes:
     return frame[:26] + octet + frame[27:30] + octet + frame[31:]
 
 
-def capture(name: str) -> bytes:
+def capture_packets(name: str) -> Packets:
     made = sorted(
         (packet for each in TRAFFIC.conversations() for packet in packets(each, segment_bytes=300)),
         key=lambda packet: packet[0],
     )
-    own = MISHAPS[name]([(time, between(name, frame)) for time, frame in made])
+    return MISHAPS[name]([(time, between(name, frame)) for time, frame in made])
+
+
+def capture(name: str) -> bytes:
+    own = capture_packets(name)
     if name == "clean":
         own += [(own[-1][0], frame) for _, frame in OTHERS]
         own += refused(own[-1][0])
@@ -183,6 +188,34 @@ def test_a_clock_that_is_set_back_where_segments_are_shuffled(
     assert len(set(rows["connection"].to_pylist())) == 10
     whole = Captures(spark, [str(folder / "stepped.pcap")]).wire().select("length").toArrow()
     assert sum(rows["length"].to_pylist()) == sum(whole["length"].to_pylist())
+
+
+def test_a_clock_that_is_set_back_in_a_stream(spark: SparkSession, tmp_path: Path) -> None:
+    """Within a file, and from one rotated file to the next, in another batch: the tables are those
+    of a batch, which reads connections on."""
+    folder = tmp_path / "captures"
+    folder.mkdir()
+    whole = capture_packets("clean")
+    third = len(whole) // 3
+    once = [*whole[:third], *((time - HOUR_US, frame) for time, frame in whole[third : 2 * third])]
+    twice = [(time - 2 * HOUR_US, frame) for time, frame in whole[2 * third :]]
+    (folder / "trace.pcap").write_bytes(classic(once))
+    (folder / "trace.pcap1").write_bytes(classic(twice))
+    tables = frozenset({"frames", "directions", "accounting"})
+    job = BatchJob(find_inputs([str(folder)]), str(tmp_path / "batch"), tables)
+    batch = Made(tmp_path / "batch", run_batch(spark, job, quiet=True))
+    stream = Stream(
+        (f"file://{folder}",), str(tmp_path / "stream"), once=True, tables=tables, batch_bytes=1
+    )
+    batches: list[BatchDone] = []
+    streamed = Made(tmp_path / "stream", run_stream(spark, stream, notify=batches.append))
+    assert len(batches) == 2
+    for made in (batch, streamed):
+        assert ("clock steps", 2, 0) in made.summary.packets
+        rows = made.rows("silver/directions")
+        assert len({row["connection"] for row in rows}) == TRAFFIC.connections
+    assert streamed.summary.packets == batch.summary.packets
+    assert content(streamed, "clean") == content(batch, "clean") != []
 
 
 def test_what_was_lost_is_a_gap_and_nothing_else(made: Made) -> None:

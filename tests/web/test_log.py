@@ -267,9 +267,9 @@ async def test_a_range_is_divided_evenly(start_web: StartWeb, lake: LakeSettings
     web = await start_web(lake=lake)
     for _ in range(10):
         await web.produce("queue/a", *map(str, range(100)))
+        if lake is QUICK:
+            await sealed(web)  # no file has messages from before and after the hole
         web.hub.store.reserve(1 << 20)  # as a restart does
-    if lake is QUICK:
-        await sealed(web)
     planned = await plan(web, "queue/a", parts=4)
     splits = planned["splits"]
     assert splits[0][0] == planned["first"] and splits[-1][1] == planned["behind"]
@@ -279,6 +279,19 @@ async def test_a_range_is_divided_evenly(start_web: StartWeb, lake: LakeSettings
         part = planned | {"first": first, "behind": behind}
         counts.append(len(await read_plan(web, part, ("queue/a",))))
     assert sum(counts) == 1000 and min(counts) >= 150
+
+
+@pytest.mark.parametrize("lake", [QUICK, NO_LAKE])
+async def test_large_messages_make_more_splits(
+    start_web: StartWeb, lake: LakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "_PART_BYTES", 10_000)
+    web = await start_web(lake=lake)
+    await web.produce("queue/a", *(["x" * 1000] * 45))
+    await web.produce("queue/b", *(["x"] * 45))
+    if lake is QUICK:
+        await sealed(web)
+    assert 4 <= len((await plan(web, "queue/a", parts=1))["splits"]) <= 8
 
 
 # Lake and store.

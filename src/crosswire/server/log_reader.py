@@ -63,6 +63,7 @@ _FULL_BYTES: Final = 2 << 20
 _FULL_ROWS: Final = 16_384
 _CHUNK_BYTES: Final = 256 << 10
 _PART_ROWS: Final = 50_000
+_PART_BYTES: Final = 64 << 20
 _MOST_PARTS: Final = 1000
 _MOVED: Final = 5
 _WINDOW: Final = 16_384
@@ -191,7 +192,9 @@ class Log:
         if plan.parts and first < end:
             shares = pieces.shares(first, end - 1)
             rows = sum(share.rows for share in shares)
-            parts = min(max(plan.parts, rows // _PART_ROWS), _MOST_PARTS)
+            size_bytes = sum(share.size_bytes for share in shares)
+            least = max(rows // _PART_ROWS, size_bytes // _PART_BYTES)
+            parts = min(max(plan.parts, least), _MOST_PARTS)
             splits = cut(shares, first, end, parts) if shares else []
         return LogRange(
             node=self._hub.node,

@@ -39,6 +39,9 @@ _PAGE_BYTES: Final = 4 << 20
 _FEW: Final = 8
 _PROBES: Final = 6
 _PROBED: Final = 16
+_SAMPLED: Final = 32
+_MESSAGE_WEIGHT: Final = 256
+"""The fixed cost of a message, in bytes that take as long."""
 
 
 class Moment(NamedTuple):
@@ -269,7 +272,8 @@ class LogSnapshot:
     # How much is where.
 
     def shares(self, first: int, last: int) -> list[IdShare]:
-        """About how many messages are in which parts of a range, wanted or not."""
+        """About how many messages, and how many bytes, are in which parts of a range, wanted or
+        not."""
         found: list[IdShare] = []
         for piece in self(first, last) if self.logs else ():
             if piece.in_lake:
@@ -291,8 +295,16 @@ class LogSnapshot:
             if merged and first <= merged[-1].last + 1:
                 first, last = merged[-1].first, max(last, merged[-1].last)
                 merged.pop()
-            merged.append(IdShare(first, last, last - first + 1))
+            rows = last - first + 1
+            merged.append(IdShare(first, last, rows, rows * self._sampled_bytes(first, last)))
         return merged
+
+    def _sampled_bytes(self, first: int, last: int) -> int:
+        """The size of a message, by some at the beginning of a range."""
+        page = self.moment.view.page(
+            self._numbers[:_PROBED], after=first - 1, upto=last, count=_SAMPLED
+        )
+        return sum([len(each[2]) for each in page.records]) // max(len(page.records), 1)
 
     def _spans(self, number: int, first: int, last: int, depth: int) -> Iterator[tuple[int, int]]:
         bounds = self.moment.view.bounds(number, first - 1, last)
@@ -354,11 +366,11 @@ def _by_destination(batch: pa.RecordBatch, *, sized: bool) -> list[tuple[str, in
     coded = batch.column("destination").dictionary_encode()
     names, codes = coded.dictionary.to_pylist(), _int32s(coded.indices)
     messages = np.bincount(codes, minlength=len(names))
-    sizes = np.zeros(len(names))
+    sizes = [0] * len(names)
     if sized:
         lengths = _int32s(pc.binary_length(batch.column("payload")))
-        sizes = np.bincount(codes, lengths, len(names))
-    return list(zip(names, messages.tolist(), map(int, sizes.tolist()), strict=True))
+        sizes = [int(size) for size in np.bincount(codes, lengths, len(names))]
+    return list(zip(names, messages.tolist(), sizes, strict=True))
 
 
 def _int32s(column: pa.Array) -> Any:
@@ -372,20 +384,21 @@ def ids_of(batch: pa.RecordBatch) -> Any:
 
 
 def cut(shares: Sequence[IdShare], first: int, stop: int, parts: int) -> list[tuple[int, int]]:
-    """Cut a range into this number of parts, or fewer, with about as many messages in each."""
-    total = sum(share.rows for share in shares)
+    """Cut a range into this number of parts, or fewer, with about as much work in each."""
+    weights = [share.size_bytes + _MESSAGE_WEIGHT * share.rows for share in shares]
+    total = sum(weights)
     borders = [first]
     seen = 0
-    for share in shares:
-        while len(borders) < parts and seen + share.rows >= (due := total * len(borders) // parts):
-            within = (due - seen) / max(share.rows, 1)
+    for share, weight in zip(shares, weights, strict=True):
+        while len(borders) < parts and seen + weight >= (due := total * len(borders) // parts):
+            within = (due - seen) / max(weight, 1)
             border = share.first + int((share.last - share.first + 1) * within)
             if border >= stop:
                 break
             if border <= borders[-1]:
                 border = borders[-1]
             borders.append(border)
-        seen += share.rows
+        seen += weight
     ends = [*borders[1:], stop]
     return [(begin, end) for begin, end in zip(borders, ends, strict=True) if begin < end]
 
@@ -394,7 +407,7 @@ def _clipped(share: IdShare, first: int, last: int) -> Iterator[IdShare]:
     begin, end = max(share.first, first), min(share.last, last)
     if begin <= end:
         part = (end - begin + 1) / (share.last - share.first + 1)
-        yield IdShare(begin, end, max(int(share.rows * part), 1))
+        yield IdShare(begin, end, max(int(share.rows * part), 1), int(share.size_bytes * part))
 
 
 def _next_width(width: int, found: int) -> int:
