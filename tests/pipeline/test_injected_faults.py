@@ -120,11 +120,11 @@ FAULTS: dict[str, Fault] = {
         for name, kind in (
             ("deleted", deleted),
             ("copied", copied),
+            ("stray", stray),
+            ("cut", cut),
+            ("thinned", thinned),
         )
     },
-    "messages-stray": stray("messages"),
-    "wire-cut": cut("wire"),
-    "ledger-thinned": thinned("ledger"),
     "no-messages": lambda lake: shutil.rmtree(lake / "messages"),
     "newest-ledger": lambda lake: files(lake, "ledger")[-1].unlink(),
     "payload-in-lake": in_lake,
@@ -303,11 +303,62 @@ def test_a_flipped_bit_ends_the_run(
 
 
 def first_page(file: Path) -> int:
-    """An octet within the first data page of the column `id`, or `data`."""
+    """An octet within the first data page of the column `id`, `data` or `reason`."""
     metadata = pq.read_metadata(file)
     names = metadata.schema.names
-    column = metadata.row_group(0).column(names.index("id" if "id" in names else "data"))
+    name = next(name for name in ("id", "data", "reason") if name in names)
+    column = metadata.row_group(0).column(names.index(name))
     return int(column.data_page_offset + column.total_compressed_size - 4)
+
+
+def with_gap(lake: Path, target: Path) -> Path:
+    """A lake with a hole in its wire that the hub has recorded; the file of gaps/."""
+    rename(lake, target, "n")
+    file = middle(target, "wire")
+    numbers = pq.ParquetFile(file).read(["seq"])["seq"].to_pylist()
+    file.unlink()
+    values = {"node": "n", "seq": 1, "table": "wire", "time": 0, "reason": "disk full"}
+    values |= {"first": numbers[0], "last": numbers[-1]}
+    row = {field.name: values[field.name] for field in SCHEMAS["gaps"]}
+    write(target, "gaps", pa.Table.from_pylist([row], SCHEMAS["gaps"]))
+    (found,) = files(target, "gaps")
+    return found
+
+
+def test_a_recorded_gap_has_its_reason(lake: Path, tmp_path: Path) -> None:
+    file = with_gap(lake, tmp_path / "lake")
+    (hole,) = inspect_lake(find_inputs([str(tmp_path / "lake")])).missing
+    assert (hole.table, hole.recorded) == ("wire", "disk full")
+    file.unlink()
+    (hole,) = inspect_lake(find_inputs([str(tmp_path / "lake")])).missing
+    assert (hole.table, hole.recorded) == ("wire", "")
+
+
+@pytest.mark.parametrize("kind", [copied, stray, cut, thinned])
+def test_a_file_of_gaps_that_can_not_be_trusted(
+    lake: Path, tmp_path: Path, kind: Callable[[str], Fault], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_gap(lake, tmp_path / "lake")
+    monkeypatch.setattr(f"{__name__}.middle", lambda lake, table: files(lake, table)[0])
+    kind("gaps")(tmp_path / "lake")
+    inputs = find_inputs([str(tmp_path / "lake")])
+    with pytest.raises(InvalidInput, match="--skip-damaged"):
+        inspect_lake(inputs)
+    # What is left out accuses nobody: the hole is there, with or without a reason.
+    (hole,) = inspect_lake(inputs, skip_damaged=True).missing
+    assert hole.table == "wire"
+
+
+def test_a_flipped_bit_in_gaps_is_found(lake: Path, tmp_path: Path) -> None:
+    file = with_gap(lake, tmp_path / "lake")
+    content = bytearray(file.read_bytes())
+    content[first_page(file)] ^= 1
+    file.write_bytes(content)
+    inputs = find_inputs([str(tmp_path / "lake")])
+    with pytest.raises(InvalidInput, match=r"gaps.*--skip-damaged"):
+        inspect_lake(inputs)
+    (hole,) = inspect_lake(inputs, skip_damaged=True).missing
+    assert hole.recorded == ""
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -56,7 +56,7 @@ from crosswire.pipeline.sources.packet_kernels import (
     walk_classic,
     walk_ng,
 )
-from crosswire.pipeline.stores import TableStore, is_local, open_store
+from crosswire.pipeline.stores import TableStore, is_local, local_path, open_store
 
 __all__ = [
     "CaptureState",
@@ -144,7 +144,7 @@ def capture_state(path: str) -> CaptureState | None:
     """The state of a capture file, by path or URL; None if there is none. Raises InvalidInput."""
     if is_local(path):
         try:
-            state = _local(path).stat()
+            state = Path(local_path(path)).stat()
         except FileNotFoundError:
             return None
         return CaptureState(state.st_size, state.st_mtime_ns)
@@ -161,16 +161,12 @@ def capture_state(path: str) -> CaptureState | None:
 def open_at(path: str) -> BinaryIO:
     """A capture file, by path or URL. Raises InvalidInput."""
     if is_local(path):
-        return open_capture(str(_local(path)))
+        return open_capture(local_path(path))
     files, name = _stored(path)
     try:
         return files.open_input_file(name)  # type: ignore[no-any-return]
     except OSError as error:
         raise InvalidInput(f"can't read {path}: {str(error).splitlines()[0]}") from error
-
-
-def _local(path: str) -> Path:
-    return Path(path.removeprefix("file://"))
 
 
 def _stored(path: str) -> tuple[Any, str]:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from crosswire.capture.headers import is_capture
 from crosswire.errors import InvalidInput
 from crosswire.lake.schemas import SCHEMAS
-from crosswire.pipeline.stores import is_local, open_store
+from crosswire.pipeline.stores import local_path, open_store
 
 __all__ = ["Inputs", "find_inputs", "search"]
 
@@ -61,12 +61,12 @@ def search(paths: Iterable[str]) -> Inputs:
     """Like `find_inputs`, but nothing found is no error: a stream waits for input."""
     found: dict[str, dict[str, None]] = {name: {} for name in ("captures", *_LAKE.values())}
     for name in paths:
-        if not is_local(name):
+        if "://" in name:
             for where, url in _sort_url(name.rstrip("/")):
                 found[where][url] = None
             continue
         try:
-            for where, path in _sort(Path(name.removeprefix("file://"))):
+            for where, path in _sort(Path(name)):
                 found[where][str(path.resolve())] = None
         except OSError as error:
             raise InvalidInput(f"can't read {error.filename}: {error.strerror}") from error
@@ -109,12 +109,12 @@ def _sort_url(url: str) -> Iterator[tuple[str, str]]:
     if last in _LAKE:
         yield _LAKE[last], url
     elif _CAPTURE.search(last):
-        yield "captures", url
+        yield "captures", local_path(url)
     else:
         names = open_store(url).names("")
         captures = [name for name in names if _CAPTURE.search(name)]
         for name in captures:
-            yield "captures", f"{url}/{name}"
+            yield "captures", local_path(f"{url}/{name}")
         for name in _LAKE:
             if name in names:
                 yield _LAKE[name], f"{url}/{name}"
