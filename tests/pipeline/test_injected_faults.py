@@ -98,6 +98,21 @@ def on_wire(lake: Path) -> None:
     change(lake, "wire", "data", PAYLOAD, CHANGED)
 
 
+def answer_in_lake(lake: Path) -> None:
+    """An answer's payload is another one in messages/."""
+    for file in files(lake, "messages"):
+        rows = pq.ParquetFile(file).read()
+        payloads = rows["payload"].to_pylist()
+        kinds = rows["kind"].to_pylist()
+        if "response" in kinds:
+            payloads[kinds.index("response")] += b"?"
+            index = rows.schema.get_field_index("payload")
+            column = pa.array(payloads, pa.binary())
+            pq.write_table(rows.set_column(index, rows.schema.field(index), column), file)
+            return
+    raise AssertionError("nothing was answered")
+
+
 def change(lake: Path, table: str, column: str, old: bytes, new: bytes) -> None:
     count = 0
     for file in files(lake, table):
@@ -128,6 +143,7 @@ FAULTS: dict[str, Fault] = {
     "no-messages": lambda lake: shutil.rmtree(lake / "messages"),
     "newest-ledger": lambda lake: files(lake, "ledger")[-1].unlink(),
     "payload-in-lake": in_lake,
+    "answer-in-lake": answer_in_lake,
     "payload-on-wire": on_wire,
 }
 REFUSED = [name for name in FAULTS if name.endswith(("copied", "stray", "cut", "thinned"))]
@@ -277,12 +293,17 @@ def test_a_payload_that_was_changed_in_the_lake(made: Made) -> None:
     assert made.summary.findings["damaged"] >= 1
 
 
+def test_an_answer_that_was_changed_in_the_lake(made: Made) -> None:
+    rows = of(made, "gold/reconciliation", "answer-in-lake")
+    damaged = [row for row in rows if row["intact"] is False and row["way"] == "in"]
+    assert [row["kind"] for row in damaged] == ["response"]
+    assert made.summary.findings["damaged answers"] == 1
+
+
 def test_a_payload_that_was_changed_on_the_wire(made: Made) -> None:
-    rows = of(made, "gold/reconciliation", "payload-on-wire")
-    before = of(made, "gold/reconciliation", "clean")
-    assert len([row for row in rows if row["same_payload"] is False]) > len(
-        [row for row in before if row["same_payload"] is False]
-    )
+    others = [row for row in made.rows("gold/reconciliation") if row["same_payload"] is False]
+    assert {row["node"] for row in others} == {"payload-on-wire"}
+    assert made.summary.findings["other payload"] == len(others) > 0
 
 
 @pytest.mark.parametrize("table", ["ledger", "messages", "wire"])
