@@ -33,7 +33,6 @@ from crosswire.pipeline.connector.ranges import FilteredRange, HubLog, LogPartit
 from crosswire.pipeline.connector.sink import CrosswireStreamWriter, CrosswireWriter
 from crosswire.pipeline.spark_features import (
     HAS_LIMITS,
-    HAS_STREAM_WRITERS,
     EqualTo,
     Filter,
     GreaterThan,
@@ -95,8 +94,6 @@ class CrosswireDataSource(DataSource):
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         """For `df.writeStream`."""
-        if not HAS_STREAM_WRITERS:
-            raise InvalidInput("this version of Spark can't write streams of Arrow batches")
         return CrosswireStreamWriter(schema, self.options, overwrite)
 
 
