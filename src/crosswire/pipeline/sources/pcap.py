@@ -256,9 +256,9 @@ def count_packets(
                 yield pa.RecordBatch.from_pylist([{"index": row["index"], "counts": text}])
 
     if unknown:
-        given = spark.createDataFrame(unknown, "index int, part string")
+        given = spark.createDataFrame(unknown, "index bigint, part string")
         made = given.repartition(_tasks_for(spark, len(unknown)))
-        for row in made.mapInArrow(count, "index int, counts string").collect():
+        for row in made.mapInArrow(count, "index bigint, counts string").collect():
             counts[row["index"]] = msgspec.json.decode(row["counts"], type=PacketCounts)
     by_file: dict[str, PacketCounts] = {}
     for part, found in zip(parts, counts, strict=True):
