@@ -230,6 +230,16 @@ def test_what_was_lost_is_a_gap_and_nothing_else(made: Made) -> None:
         assert lossy_kinds.count(kind) <= kinds.count(kind)
 
 
+def test_answers_without_their_request_are_no_messages(made: Made) -> None:
+    kinds = {
+        name: [row["kind"] for row in of(made, "silver/frames", name)]
+        for name in ("lossy", "clean")
+    }
+    assert "unmatched" in kinds["lossy"] and "unmatched" not in kinds["clean"]
+    assert kinds["lossy"].count("response") <= kinds["clean"].count("response")
+    assert not [row for row in of(made, "silver/messages", "lossy") if row["kind"] == "unmatched"]
+
+
 def test_bytes_that_the_snap_length_cut_are_seen(made: Made) -> None:
     assert seen(made, "cut") == seen(made, "clean")
     cut = sum(row["gaps"] for row in of(made, "gold/accounting", "cut"))
