@@ -12,8 +12,8 @@ SEEDS ?= 10000
 ROUNDS ?= 200
 TEST_PROCESSES ?= 3
 
-.PHONY: install browser demo docs reference screenshots test test-fast test-long check fuzz campaign \
-	planted simulate chaos bench lock sbom clean
+.PHONY: install browser tshark demo docs reference screenshots test test-fast test-long check fuzz \
+	campaign planted simulate chaos bench lock sbom clean
 
 install: $(READY)
 
@@ -44,6 +44,18 @@ browser:
 		echo "'apt-get install chromium', or set CROSSWIRE_TEST_BROWSER=/path/to/chrome"; \
 	fi
 
+# Tests compare with what tshark makes of captures: `make test` with its recorded results, the long
+# run with itself.
+tshark:
+	@if command -v tshark >/dev/null; then :; \
+	elif test "$$(id -u)" = 0 && command -v apt-get >/dev/null; then \
+		apt-get -qq update && DEBIAN_FRONTEND=noninteractive \
+			apt-get -qq install --yes --no-install-recommends tshark; \
+	else \
+		echo "No tshark, and no root to install it: the tests that ask it will fail. Install it"; \
+		echo "with 'apt-get install tshark'"; \
+	fi
+
 # In three processes, since many tests wait for something; tests/conftest.py decides which tests go
 # where. Those that measure time or CPU come afterwards, when nothing else runs.
 test: check browser
@@ -55,7 +67,7 @@ test-fast: $(READY)
 	$(PYTEST) --numprocesses $(TEST_PROCESSES) --fast --examples few
 
 # What needs more time: more seeds and cases, and many examples of each property.
-test-long: $(READY)
+test-long: $(READY) tshark
 	$(PYTEST) --numprocesses $(TEST_PROCESSES) --examples many -m "(long or hypothesis) and not alone"
 	$(PYTEST) -m "alone and long" || test $$? -eq 5  # pytest's code for: none was selected
 

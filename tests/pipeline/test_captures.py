@@ -7,10 +7,8 @@ reads them all.
 from __future__ import annotations
 
 import gzip
-import os
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,7 +24,9 @@ from crosswire.pipeline.sources.capture_reader import plain_file
 from crosswire.pipeline.sources.flow_shares import survey
 from crosswire.pipeline.sources.inputs import find_inputs
 from crosswire.pipeline.sources.pcap import Captures, wire_of_share
+from crosswire.pipeline.stream.run import BatchDone, Stream, run_stream
 from crosswire.testing.traffic import SampleTraffic, packets
+from tests.pipeline import tshark
 from tests.pipeline.captures import (
     ETHERNET,
     Packets,
@@ -104,12 +104,16 @@ def between(mishap: str, frame: bytes) -> bytes:
     return frame[:26] + octet + frame[27:30] + octet + frame[31:]
 
 
-def capture(name: str) -> bytes:
+def capture_packets(name: str) -> Packets:
     made = sorted(
         (packet for each in TRAFFIC.conversations() for packet in packets(each, segment_bytes=300)),
         key=lambda packet: packet[0],
     )
-    own = MISHAPS[name]([(time, between(name, frame)) for time, frame in made])
+    return MISHAPS[name]([(time, between(name, frame)) for time, frame in made])
+
+
+def capture(name: str) -> bytes:
+    own = capture_packets(name)
     if name == "clean":
         own += [(own[-1][0], frame) for _, frame in OTHERS]
         own += refused(own[-1][0])
@@ -185,6 +189,34 @@ def test_a_clock_that_is_set_back_where_segments_are_shuffled(
     assert sum(rows["length"].to_pylist()) == sum(whole["length"].to_pylist())
 
 
+def test_a_clock_that_is_set_back_in_a_stream(spark: SparkSession, tmp_path: Path) -> None:
+    """Within a file, and from one rotated file to the next, in another batch: the tables are those
+    of a batch, which reads connections on."""
+    folder = tmp_path / "captures"
+    folder.mkdir()
+    whole = capture_packets("clean")
+    third = len(whole) // 3
+    once = [*whole[:third], *((time - HOUR_US, frame) for time, frame in whole[third : 2 * third])]
+    twice = [(time - 2 * HOUR_US, frame) for time, frame in whole[2 * third :]]
+    (folder / "trace.pcap").write_bytes(classic(once))
+    (folder / "trace.pcap1").write_bytes(classic(twice))
+    tables = frozenset({"frames", "directions", "accounting"})
+    job = BatchJob(find_inputs([str(folder)]), str(tmp_path / "batch"), tables)
+    batch = Made(tmp_path / "batch", run_batch(spark, job, quiet=True))
+    stream = Stream(
+        (f"file://{folder}",), str(tmp_path / "stream"), once=True, tables=tables, batch_bytes=1
+    )
+    batches: list[BatchDone] = []
+    streamed = Made(tmp_path / "stream", run_stream(spark, stream, notify=batches.append))
+    assert len(batches) == 2
+    for made in (batch, streamed):
+        assert ("clock steps", 2, 0) in made.summary.packets
+        rows = made.rows("silver/directions")
+        assert len({row["connection"] for row in rows}) == TRAFFIC.connections
+    assert streamed.summary.packets == batch.summary.packets
+    assert content(streamed, "clean") == content(batch, "clean") != []
+
+
 def test_what_was_lost_is_a_gap_and_nothing_else(made: Made) -> None:
     rows = of(made, "gold/accounting", "lossy")
     assert sum(row["gaps"] for row in rows) > 0
@@ -196,6 +228,16 @@ def test_what_was_lost_is_a_gap_and_nothing_else(made: Made) -> None:
     )
     for kind in set(kinds):
         assert lossy_kinds.count(kind) <= kinds.count(kind)
+
+
+def test_answers_without_their_request_are_no_messages(made: Made) -> None:
+    kinds = {
+        name: [row["kind"] for row in of(made, "silver/frames", name)]
+        for name in ("lossy", "clean")
+    }
+    assert "unmatched" in kinds["lossy"] and "unmatched" not in kinds["clean"]
+    assert kinds["lossy"].count("response") <= kinds["clean"].count("response")
+    assert not [row for row in of(made, "silver/messages", "lossy") if row["kind"] == "unmatched"]
 
 
 def test_bytes_that_the_snap_length_cut_are_seen(made: Made) -> None:
@@ -253,57 +295,38 @@ def test_a_truncated_capture(
 
 # ------------------------------------------------------------------------------------------ tshark
 
-
-@pytest.fixture(scope="module")
-def tshark() -> str:
-    found = shutil.which("tshark")
-    if found is None and os.environ.get("CI") and shutil.which("apt-get"):
-        subprocess.run(["apt-get", "install", "-y", "-q", "tshark"], capture_output=True)
-        found = shutil.which("tshark")
-    if found is not None:
-        return found
-    why = "nothing to compare with: apt-get install tshark"
-    if os.environ.get("CI"):
-        pytest.fail(why)
-    pytest.skip(why)
+ASKED = ("clean", "vxlan", "gre")
+"""Of the shuffled one tshark misses bytes that come before their SYN."""
 
 
-def bytes_by_tshark(program: str, file: Path) -> Iterator[tuple[tuple[str, str], bytes]]:
-    """The bytes of both directions of every connection, as tshark puts them together."""
-    listed = subprocess.run(
-        [program, "-r", file, "-T", "fields", "-e", "tcp.stream"], capture_output=True, check=True
-    )
-    streams = {int(line.split(b",")[-1]) for line in listed.stdout.split(b"\n") if line.strip()}
-    asked = [argument for each in sorted(streams) for argument in ("-z", f"follow,tcp,raw,{each}")]
-    shown = subprocess.run([program, "-q", "-r", file, *asked], capture_output=True, check=True)
-    for part in shown.stdout.decode().split("=" * 67):
-        lines = part.strip().splitlines()
-        nodes = [line.split(": ", 1)[1] for line in lines if line.startswith("Node ")]
-        if len(nodes) != 2:
-            continue
-        sent = {False: bytearray(), True: bytearray()}
-        for line in lines[lines.index(next(x for x in lines if x.startswith("Node 1"))) + 1 :]:
-            # What node 1 sends is indented by a tab, which `splitlines` leaves.
-            sent[line.startswith("\t")] += bytes.fromhex(line.strip())
-        yield (nodes[0], nodes[1]), bytes(sent[False])
-        yield (nodes[1], nodes[0]), bytes(sent[True])
-
-
-# Of the shuffled one tshark misses bytes that come before their SYN.
-@pytest.mark.parametrize("mishap", ["clean", "vxlan", "gre"])
-def test_the_same_bytes_as_tshark(tshark: str, folder: Path, mishap: str) -> None:
-    file = folder / f"{mishap}.pcap"
+def bytes_of(file: Path) -> dict[tshark.Way, bytes]:
+    """The bytes of each direction that has some."""
     split = plain_file(str(file))
     assert split is not None
     (share,) = survey([split]).shares(1)
-    ours: dict[tuple[str, str], bytes] = {}
+    found: dict[tshark.Way, bytes] = {}
     for batch in wire_of_share([split], share, PortMap(), 0):
         for row in batch.to_pylist():
             connector = f"{row['connector_address']}:{row['connector_port']}"
             acceptor = f"{row['acceptor_address']}:{row['acceptor_port']}"
             is_forward = row["direction"] == "forward"
             way = (connector, acceptor) if is_forward else (acceptor, connector)
-            ours[way] = ours.get(way, b"") + (row["data"] or b"")
-    assert {way: data for way, data in bytes_by_tshark(tshark, file) if data} == {
-        way: data for way, data in ours.items() if data
-    }
+            found[way] = found.get(way, b"") + (row["data"] or b"")
+    return {way: data for way, data in found.items() if data}
+
+
+@pytest.mark.parametrize("mishap", ASKED)
+def test_the_same_bytes_as_tshark_once_found(folder: Path, mishap: str) -> None:
+    recorded = json.loads(tshark.RECORDED.read_text())["captures"][mishap]
+    file = folder / f"{mishap}.pcap"
+    assert tshark.checksum(file.read_bytes()) == recorded["sha256"], (
+        "the capture has changed: run `python -m tests.pipeline.tshark`"
+    )
+    assert tshark.digests(bytes_of(file)) == recorded["directions"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mishap", ASKED)
+def test_the_same_bytes_as_tshark(folder: Path, mishap: str) -> None:
+    file = folder / f"{mishap}.pcap"
+    assert tshark.bytes_by_tshark(file) == bytes_of(file)

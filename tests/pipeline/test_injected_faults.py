@@ -98,6 +98,21 @@ def on_wire(lake: Path) -> None:
     change(lake, "wire", "data", PAYLOAD, CHANGED)
 
 
+def answer_in_lake(lake: Path) -> None:
+    """An answer's payload is another one in messages/."""
+    for file in files(lake, "messages"):
+        rows = pq.ParquetFile(file).read()
+        payloads = rows["payload"].to_pylist()
+        kinds = rows["kind"].to_pylist()
+        if "response" in kinds:
+            payloads[kinds.index("response")] += b"?"
+            index = rows.schema.get_field_index("payload")
+            column = pa.array(payloads, pa.binary())
+            pq.write_table(rows.set_column(index, rows.schema.field(index), column), file)
+            return
+    raise AssertionError("nothing was answered")
+
+
 def change(lake: Path, table: str, column: str, old: bytes, new: bytes) -> None:
     count = 0
     for file in files(lake, table):
@@ -120,14 +135,15 @@ FAULTS: dict[str, Fault] = {
         for name, kind in (
             ("deleted", deleted),
             ("copied", copied),
+            ("stray", stray),
+            ("cut", cut),
+            ("thinned", thinned),
         )
     },
-    "messages-stray": stray("messages"),
-    "wire-cut": cut("wire"),
-    "ledger-thinned": thinned("ledger"),
     "no-messages": lambda lake: shutil.rmtree(lake / "messages"),
     "newest-ledger": lambda lake: files(lake, "ledger")[-1].unlink(),
     "payload-in-lake": in_lake,
+    "answer-in-lake": answer_in_lake,
     "payload-on-wire": on_wire,
 }
 REFUSED = [name for name in FAULTS if name.endswith(("copied", "stray", "cut", "thinned"))]
@@ -277,12 +293,17 @@ def test_a_payload_that_was_changed_in_the_lake(made: Made) -> None:
     assert made.summary.findings["damaged"] >= 1
 
 
+def test_an_answer_that_was_changed_in_the_lake(made: Made) -> None:
+    rows = of(made, "gold/reconciliation", "answer-in-lake")
+    damaged = [row for row in rows if row["intact"] is False and row["way"] == "in"]
+    assert [row["kind"] for row in damaged] == ["response"]
+    assert made.summary.findings["damaged answers"] == 1
+
+
 def test_a_payload_that_was_changed_on_the_wire(made: Made) -> None:
-    rows = of(made, "gold/reconciliation", "payload-on-wire")
-    before = of(made, "gold/reconciliation", "clean")
-    assert len([row for row in rows if row["same_payload"] is False]) > len(
-        [row for row in before if row["same_payload"] is False]
-    )
+    others = [row for row in made.rows("gold/reconciliation") if row["same_payload"] is False]
+    assert {row["node"] for row in others} == {"payload-on-wire"}
+    assert made.summary.findings["other payload"] == len(others) > 0
 
 
 @pytest.mark.parametrize("table", ["ledger", "messages", "wire"])
@@ -303,11 +324,62 @@ def test_a_flipped_bit_ends_the_run(
 
 
 def first_page(file: Path) -> int:
-    """An octet within the first data page of the column `id`, or `data`."""
+    """An octet within the first data page of the column `id`, `data` or `reason`."""
     metadata = pq.read_metadata(file)
     names = metadata.schema.names
-    column = metadata.row_group(0).column(names.index("id" if "id" in names else "data"))
+    name = next(name for name in ("id", "data", "reason") if name in names)
+    column = metadata.row_group(0).column(names.index(name))
     return int(column.data_page_offset + column.total_compressed_size - 4)
+
+
+def with_gap(lake: Path, target: Path) -> Path:
+    """A lake with a hole in its wire that the hub has recorded; the file of gaps/."""
+    rename(lake, target, "n")
+    file = middle(target, "wire")
+    numbers = pq.ParquetFile(file).read(["seq"])["seq"].to_pylist()
+    file.unlink()
+    values = {"node": "n", "seq": 1, "table": "wire", "time": 0, "reason": "disk full"}
+    values |= {"first": numbers[0], "last": numbers[-1]}
+    row = {field.name: values[field.name] for field in SCHEMAS["gaps"]}
+    write(target, "gaps", pa.Table.from_pylist([row], SCHEMAS["gaps"]))
+    (found,) = files(target, "gaps")
+    return found
+
+
+def test_a_recorded_gap_has_its_reason(lake: Path, tmp_path: Path) -> None:
+    file = with_gap(lake, tmp_path / "lake")
+    (hole,) = inspect_lake(find_inputs([str(tmp_path / "lake")])).missing
+    assert (hole.table, hole.recorded) == ("wire", "disk full")
+    file.unlink()
+    (hole,) = inspect_lake(find_inputs([str(tmp_path / "lake")])).missing
+    assert (hole.table, hole.recorded) == ("wire", "")
+
+
+@pytest.mark.parametrize("kind", [copied, stray, cut, thinned])
+def test_a_file_of_gaps_that_can_not_be_trusted(
+    lake: Path, tmp_path: Path, kind: Callable[[str], Fault], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_gap(lake, tmp_path / "lake")
+    monkeypatch.setattr(f"{__name__}.middle", lambda lake, table: files(lake, table)[0])
+    kind("gaps")(tmp_path / "lake")
+    inputs = find_inputs([str(tmp_path / "lake")])
+    with pytest.raises(InvalidInput, match="--skip-damaged"):
+        inspect_lake(inputs)
+    # What is left out accuses nobody: the hole is there, with or without a reason.
+    (hole,) = inspect_lake(inputs, skip_damaged=True).missing
+    assert hole.table == "wire"
+
+
+def test_a_flipped_bit_in_gaps_is_found(lake: Path, tmp_path: Path) -> None:
+    file = with_gap(lake, tmp_path / "lake")
+    content = bytearray(file.read_bytes())
+    content[first_page(file)] ^= 1
+    file.write_bytes(content)
+    inputs = find_inputs([str(tmp_path / "lake")])
+    with pytest.raises(InvalidInput, match=r"gaps.*--skip-damaged"):
+        inspect_lake(inputs)
+    (hole,) = inspect_lake(inputs, skip_damaged=True).missing
+    assert hole.recorded == ""
 
 
 @pytest.mark.parametrize("name", REFUSED)

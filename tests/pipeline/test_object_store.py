@@ -19,8 +19,9 @@ from pyarrow import fs
 
 from crosswire.errors import InvalidInput, PipelineError
 from crosswire.pipeline.manifests import Manifests, TablePaths, newest_manifest
-from crosswire.pipeline.sources.capture_reader import read, segment_of, splits
+from crosswire.pipeline.sources.capture_reader import Split, read, segment_of, splits
 from crosswire.pipeline.sources.inputs import find_inputs
+from crosswire.pipeline.sources.new_input import InputPosition, NewInputFinder
 from crosswire.pipeline.stores import ArrowStore, open_store
 from crosswire.pipeline.visible_tables import VisibleTables
 from crosswire.testing.traffic import SampleTraffic
@@ -253,10 +254,49 @@ def test_captures_are_read_by_url(
         splits("s3://tables/captures/none.pcap", 2000)
 
 
-def segments(path: str) -> list[tuple[int, bytes]]:
+def test_streams_find_captures_by_url(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New ones, and those that were replaced by longer ones: read on where they were left."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{endpoint}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
+    write_captures(tmp_path / "captures", SampleTraffic(seed=5, connections=4, messages=6))
+    whole = (tmp_path / "captures" / "a.pcap").read_bytes()
+
+    def put(name: str, data: bytes) -> None:
+        with connected(endpoint).open_output_stream(f"tables/arriving/{name}") as copy:
+            copy.write(data)
+
+    url = "s3://tables/arriving"
+    finder = NewInputFinder(
+        [url], lambda _: (), batch_bytes=1 << 30, split_bytes=1 << 20, patient=False, records=False
+    )
+    put("trace.pcap", whole[: len(whole) // 2])
+    (first,) = finder.look(InputPosition())
+    ((path, start, end),) = [(each.path, each.start, each.end) for each in first.captures]
+    assert (path, start) == (f"{url}/trace.pcap", 24) and end is not None
+    assert list(finder.look(first.position)) == []
+    put("trace.pcap", whole)
+    put("trace.pcap1", whole)
+    (second,) = finder.look(first.position)
+    assert [(each.path, each.start, each.end) for each in second.captures] == [
+        (f"{url}/trace.pcap", end, len(whole)),
+        (f"{url}/trace.pcap1", 24, len(whole)),
+    ]
+    assert list(finder.look(second.position)) == []
+    read_on = [part for found in (first, second) for part in found.captures]
+    again = [packets_of(part) for part in read_on]
+    assert again[0] + again[1] == again[2] == segments(str(tmp_path / "captures" / "a.pcap"))
+
+
+def packets_of(part: Split) -> list[tuple[int, bytes]]:
     return [
         (int(packet["time_ns"]), segment_of(packet, each.data).payload)
-        for split in splits(path, 2000)
-        for each in read(split)
+        for each in read(part)
         for packet in each.packets
     ]
+
+
+def segments(path: str) -> list[tuple[int, bytes]]:
+    return [row for split in splits(path, 2000) for row in packets_of(split)]

@@ -15,8 +15,10 @@ from pyspark.sql import SparkSession
 
 from crosswire.errors import InvalidInput, PipelineError
 from crosswire.lake.files import write
+from crosswire.pipeline import output
 from crosswire.pipeline.batch import BatchJob, run_batch
 from crosswire.pipeline.manifests import Manifests, TablePaths, newest_manifest
+from crosswire.pipeline.output import Output
 from crosswire.pipeline.sources.inputs import find_inputs
 from crosswire.pipeline.stores import LocalStore
 from crosswire.pipeline.stream.run import Stream, run_stream
@@ -25,6 +27,7 @@ from tests.pipeline.driver import FEW
 from tests.pipeline.stream.test_run import killed_after, tables
 from tests.pipeline.test_batch import ODD, tap_rows
 
+DAY_US = 86_400_000_000
 WRITTEN = ("silver.frames", "gold.sessions", "gold.traffic")
 UNWRITTEN = "open.sessions"
 
@@ -245,3 +248,26 @@ def test_a_run_that_is_killed_leaves_what_was_there(spark: SparkSession, tmp_pat
         given, seconds = str(tmp_path / "new"), Random().uniform(0, most_s)
         ended = killed_after(seconds, spark, "batch", tmp_path / "old out", given)
         assert tables(tmp_path / "old out") in ([after] if ended == 0 else [before, after])
+
+
+def test_many_small_files_are_written_as_few(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster writes a file for each task and date."""
+    monkeypatch.setattr(output, "MERGED_FILES", 3)
+    counts = ("accepted", "delivered", "settled", "refused", "gone", "depth")
+    rows = spark.range(40).selectExpr(
+        f"id % 2 * {DAY_US} AS minute",
+        "'n' AS node",
+        "concat('queue/', id) AS destination",
+        *(f"id AS {name}" for name in counts),
+    )
+    made = Output(spark, str(tmp_path))
+    try:
+        made.write("gold.depth", rows.repartition(5))
+        made.commit()
+    finally:
+        made.close()
+    found = VisibleTables(str(tmp_path))
+    assert len(found.files("gold.depth")) == 2
+    assert sorted(found.read("gold.depth")["accepted"].to_pylist()) == list(range(40))

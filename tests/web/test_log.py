@@ -125,6 +125,32 @@ async def test_only_the_columns_that_are_asked_for_are_given(web: WebHub) -> Non
     assert list(rows[0]) == ["payload", "time"]
 
 
+@pytest.mark.parametrize("lake", [NO_LAKE, QUICK], ids=["store", "lake"])
+async def test_messages_and_bytes_are_counted_by_destination(
+    start_web: StartWeb, lake: LakeSettings
+) -> None:
+    web = await start_web(lake=lake)
+    await web.produce("queue/a", "1", "22")
+    await web.produce("queue/other", "no")
+    await web.produce("topic/b/c", "333", "4444")
+    if lake is QUICK:
+        await sealed(web)
+    wanted = ("queue/a", "topic/#", "topic/b/+", "queue/none")
+    planned = await plan(web, *wanted, limit=100, tally="bytes")
+    assert planned["count"] == 4
+    assert {
+        name: (each["messages"], each["bytes"]) for name, each in planned["tallies"].items()
+    } == {
+        "queue/a": (2, 3),
+        "topic/#": (2, 7),
+        "topic/b/+": (2, 7),
+        "queue/none": (0, 0),
+    }
+    counted = await plan(web, "queue/a", limit=100, tally="messages")
+    assert counted["tallies"] == {"queue/a": {"messages": 2, "bytes": 0}}
+    assert (await plan(web, "queue/a", limit=100))["tallies"] == {}
+
+
 async def test_a_destination_that_is_not_there_has_nothing(web: WebHub) -> None:
     await web.produce("queue/a", "1")
     assert await read(web, "queue/nowhere", "topic/no/+") == []
@@ -241,9 +267,9 @@ async def test_a_range_is_divided_evenly(start_web: StartWeb, lake: LakeSettings
     web = await start_web(lake=lake)
     for _ in range(10):
         await web.produce("queue/a", *map(str, range(100)))
+        if lake is QUICK:
+            await sealed(web)  # no file has messages from before and after the hole
         web.hub.store.reserve(1 << 20)  # as a restart does
-    if lake is QUICK:
-        await sealed(web)
     planned = await plan(web, "queue/a", parts=4)
     splits = planned["splits"]
     assert splits[0][0] == planned["first"] and splits[-1][1] == planned["behind"]
@@ -253,6 +279,19 @@ async def test_a_range_is_divided_evenly(start_web: StartWeb, lake: LakeSettings
         part = planned | {"first": first, "behind": behind}
         counts.append(len(await read_plan(web, part, ("queue/a",))))
     assert sum(counts) == 1000 and min(counts) >= 150
+
+
+@pytest.mark.parametrize("lake", [QUICK, NO_LAKE])
+async def test_large_messages_make_more_splits(
+    start_web: StartWeb, lake: LakeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "_PART_BYTES", 10_000)
+    web = await start_web(lake=lake)
+    await web.produce("queue/a", *(["x" * 1000] * 45))
+    await web.produce("queue/b", *(["x"] * 45))
+    if lake is QUICK:
+        await sealed(web)
+    assert 4 <= len((await plan(web, "queue/a", parts=1))["splits"]) <= 8
 
 
 # Lake and store.

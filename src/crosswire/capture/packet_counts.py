@@ -73,11 +73,14 @@ _MOST_FAULTS: Final = 100
 @dataclass
 class PacketCounts:
     """How many packets of each kind, and how many captured bytes they had; `faults` are the reasons
-    why files could not be read to their end, the first ones."""
+    why files could not be read to their end, the first ones. `first_ns` and `last_ns` are the times
+    of the first and the last packet, 0 without any."""
 
     packets: list[int] = field(default_factory=lambda: [0] * len(NAMES))
     size_bytes: list[int] = field(default_factory=lambda: [0] * len(NAMES))
     faults: list[str] = field(default_factory=list)
+    first_ns: int = 0
+    last_ns: int = 0
 
     def add(self, kind: int, size_bytes: int, packets: int = 1) -> None:
         """Count packets of one kind; `size_bytes` is the sum of theirs."""
@@ -96,10 +99,25 @@ class PacketCounts:
             self.faults.append(reason)
 
     def merge(self, other: PacketCounts) -> None:
-        """Add the counts of another part of the input."""
+        """Add the counts of another part of the input, which follows."""
         for kind, packets in enumerate(other.packets):
             self.add(kind, other.size_bytes[kind], packets)
         self.faults = [*self.faults, *other.faults][:_MOST_FAULTS]
+        self.first_ns = self.first_ns or other.first_ns
+        self.last_ns = other.last_ns or self.last_ns
+
+    def at(self, time_ns: int) -> None:
+        """Note the time of the next packet of a file."""
+        if self.last_ns - time_ns > CLOCK_STEP_NS:
+            self.add(CLOCK_STEP, 0)
+        self.first_ns = self.first_ns or time_ns
+        self.last_ns = time_ns
+
+    def follow(self, last_ns: int) -> None:
+        """Count a clock step if the packets are those of a file that follows another, whose last
+        packet has this time."""
+        if last_ns - self.first_ns > CLOCK_STEP_NS and self.first_ns:
+            self.add(CLOCK_STEP, 0)
 
     def rows(self) -> list[tuple[str, int, int]]:
         """Name, packets and bytes of each kind that occurred."""

@@ -45,8 +45,6 @@ from crosswire.capture.layout import (
     SIMPLE_PACKET_BLOCK,
 )
 from crosswire.capture.packet_counts import (
-    CLOCK_STEP,
-    CLOCK_STEP_NS,
     CUT_PAYLOAD,
     FRAGMENT,
     SEGMENT,
@@ -76,12 +74,9 @@ def read_segments(
     fragment was captured; `counts` shows what became of every packet. Raises InvalidInput as
     `read_packets` does."""
     counted, fragments = counts or PacketCounts(), Fragments()
-    before_ns = 0
     for packet in read_packets(path, counted, skip_damaged=skip_damaged):
         size = len(packet.data)
-        if before_ns - packet.time_ns > CLOCK_STEP_NS:
-            counted.add(CLOCK_STEP, 0)
-        before_ns = packet.time_ns
+        counted.at(packet.time_ns)
         kind, datagram = innermost_packet(packet.data, packet.link)
         found = None
         if kind == SEGMENT:

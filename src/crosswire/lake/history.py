@@ -48,11 +48,12 @@ class CoveredIds(NamedTuple):
 
 
 class IdShare(NamedTuple):
-    """A range of ids, and the approximate number of messages in it."""
+    """A range of ids, and the approximate number of messages in it, and of their bytes."""
 
     first: int
     last: int
     rows: int
+    size_bytes: int
 
 
 class _RowGroup(NamedTuple):
@@ -223,13 +224,17 @@ class History:
                 run = files[start : start + width]
                 if len(run) == 1:
                     found += [
-                        IdShare(group.first_id, group.last_id, group.rows)
+                        IdShare(group.first_id, group.last_id, group.rows, group.size_bytes)
                         for group in self._footer(run[0])
                     ]
                 else:
                     rows = run[-1].last - run[0].first + 1
                     ends = self._footer(run[0])[0].first_id, self._footer(run[-1])[-1].last_id
-                    found.append(IdShare(*ends, rows))
+                    # As if those in between were like the first and the last file.
+                    known = (*self._footer(run[0]), *self._footer(run[-1]))
+                    size_bytes = sum(group.size_bytes for group in known) * rows
+                    size_bytes //= max(sum(group.rows for group in known), 1)
+                    found.append(IdShare(*ends, rows, size_bytes))
         return [each for each in found if each.first <= last and each.last >= first]
 
     def first_since(self, time_us: int, first: int, last: int) -> int | None:

@@ -29,11 +29,13 @@ from crosswire.pipeline.sources.tap import from_tap
 from crosswire.pipeline.spark import plain_errors
 from crosswire.pipeline.summary import (
     COMPARED_TABLES,
+    DAMAGED_ANSWERS,
     DELIVERY_FAULTS,
     LEDGER_TABLES,
     MINUTE_TABLES,
     NO_LEDGER,
     NO_WIRE,
+    OTHER_PAYLOAD,
     Summary,
 )
 from crosswire.pipeline.tables.accounting import packet_rows
@@ -45,7 +47,7 @@ from crosswire.pipeline.tables.finality import KEPT, TARGET_TABLE, Split
 from crosswire.pipeline.tables.lag import lag
 from crosswire.pipeline.tables.minutes import minutes, with_leaving
 from crosswire.pipeline.tables.principals import principals
-from crosswire.pipeline.tables.reconciliation import reconciliation
+from crosswire.pipeline.tables.reconciliation import is_damaged_answer, reconciliation
 from crosswire.pipeline.tables.registry import DayTotals, DecodedBatch, DecodedTables, TableRun
 from crosswire.pipeline.tables.steps import gold_steps, seen_connections, with_messages
 from crosswire.pipeline.tables.tallies import tallies
@@ -284,8 +286,7 @@ class _WholeInput:
             if self.wants("reconciliation"):
                 reconciled = self.write("reconciliation", reconciled)
             with self._progress.step("comparing"):
-                counts = reconciled.groupBy("verdict").count().collect()
-            self.findings |= {row["verdict"]: row["count"] for row in counts}
+                self.findings |= _verdicts(reconciled)
         elif self.wants("reconciliation"):
             self.notes.append(NO_WIRE)
         if self.wants("deliveries"):
@@ -318,3 +319,22 @@ class _WholeInput:
         self.findings |= rows.agg(*counted).collect()[0].asDict()
         self.write("deliveries", rows)
         rows.unpersist()
+
+
+def _verdicts(reconciled: DataFrame) -> dict[str, int]:
+    """How many passages have each verdict, and how many have payloads that differ."""
+    damaged = is_damaged_answer(F.col("kind"), F.col("intact"))
+    counts = (
+        reconciled.groupBy("verdict")
+        .agg(
+            F.count("*").alias("passages"),
+            F.count_if(~F.col("same_payload")).alias(OTHER_PAYLOAD),
+            F.count_if(damaged).alias(DAMAGED_ANSWERS),
+        )
+        .collect()
+    )
+    faults = (OTHER_PAYLOAD, DAMAGED_ANSWERS)
+    return {
+        **{row["verdict"]: row["passages"] for row in counts},
+        **{name: sum(row[name] for row in counts) for name in faults},
+    }

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.errors import InvalidInput
 from crosswire.pipeline.manifests import Manifests, TablePaths
-from crosswire.pipeline.stores import Settings, TableStore, open_store
+from crosswire.pipeline.stores import Settings, TableStore, is_local, open_store
 from crosswire.pipeline.tables.catalog import entry
 from crosswire.pipeline.tables.published import (
     DATE,
@@ -25,7 +25,12 @@ from crosswire.pipeline.tables.published import (
     schema_of,
 )
 
-__all__ = ["Output", "refuse_older_layouts", "setting_of"]
+__all__ = ["MERGED_BYTES", "MERGED_FILES", "Output", "refuse_older_layouts", "setting_of"]
+
+MERGED_FILES: Final = 24
+"""The number of small files of a table and a date that are written again as one."""
+MERGED_BYTES: Final = 32 * 1024 * 1024
+"""A larger file is never merged."""
 
 _WORK: Final = "work"
 
@@ -100,11 +105,33 @@ class Output:
         newest = self._manifests.newest
         tables = {} if newest is None else dict(newest.tables)
         for name in self.rows:
-            tables[name] = TablePaths([f"{self._run.folder}/{name.replace('.', '/')}"])
+            folder = f"{self._run.folder}/{name.replace('.', '/')}"
+            self._merge_small_files(name, folder)
+            tables[name] = TablePaths([folder])
         self._manifests.commit(tables)
         self._is_committed = True
         self._store.delete(f"{self._run.folder}/{_WORK}")
         self._manifests.remove_old()
+
+    def _merge_small_files(self, name: str, folder: str) -> None:
+        """Write many small files of a date as few: a cluster writes one for each task and date.
+        Nobody sees the folder yet, so they are deleted at once."""
+        small: dict[str, list[tuple[str, int]]] = {}
+        for path, size_bytes in self._store.row_files(folder):
+            if size_bytes < MERGED_BYTES:
+                small.setdefault(path.rpartition("/")[0], []).append((path, size_bytes))
+        for parent, files in small.items():
+            if len(files) < MERGED_FILES:
+                continue
+            urls = [self._store.url(path) for path, _ in files]
+            rows = self._spark.read.schema(schema_of(entry(name))).parquet(*urls)
+            count = 1 + sum(size_bytes for _, size_bytes in files) // (4 * MERGED_BYTES)
+            rows.coalesce(count).write.mode("append").parquet(self._store.url(parent))
+            for path, _ in files:
+                self._store.delete(path)
+                if is_local(self._store.root):
+                    # Hadoop's checksum of a local file, which is hidden beside it.
+                    self._store.delete(f"{parent}/.{path.rpartition('/')[2]}.crc")
 
     def close(self) -> None:
         """Delete what was not committed."""

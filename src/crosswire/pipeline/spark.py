@@ -73,6 +73,12 @@ _LOCAL_SETTINGS: Final = {
     "spark.driver.memory": "2g",
 }
 
+_CLUSTER_SETTINGS: Final = {
+    # Tasks after a shuffle are made of its bytes, not for the executors that there are at that
+    # moment: others may join.
+    "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+}
+
 SMALL_INPUT: Final = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.codegen.wholeStage": "false",
@@ -113,6 +119,8 @@ def start(
     if is_local:
         settings |= _LOCAL_SETTINGS
         settings["spark.sql.shuffle.partitions"] = str(max(4, 2 * (os.cpu_count() or 2)))
+    else:
+        settings |= _CLUSTER_SETTINGS
     settings |= conf or {}
     options = settings.get("spark.driver.extraJavaOptions", "")
     logging = Path(__file__).with_name("log4j2.properties").as_uri()
@@ -147,7 +155,7 @@ def _connected(url: str, conf: Mapping[str, str]) -> SparkSession:
     settings = {key: value for key, value in _SETTINGS.items() if key.startswith("spark.sql.")}
     for key in _OF_SERVER:
         settings.pop(key, None)
-    settings |= conf
+    settings |= {**_CLUSTER_SETTINGS, **conf}
     ships = settings.pop(_SHIP, "true") != "false"
     for key, value in settings.items():
         builder = builder.config(key, value)

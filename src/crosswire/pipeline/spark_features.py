@@ -1,7 +1,7 @@
 """What newer versions of Spark have for Python data sources, with stand-ins for older ones.
 
 Spark 4.0 has sources and streams; it pushes no filters down, asks a stream for its latest offset
-without a start or a limit, and writes streams row by row only.
+without a start or a limit, and gives writers of streams rows instead of Arrow batches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
 
     HAS_LIMITS: bool
-    HAS_STREAM_WRITERS: bool
+    HAS_STREAM_BATCHES: bool
 else:
 
     def _stand_in(name: str) -> type:
@@ -38,12 +38,16 @@ else:
         return type(name, (), {})
 
     for _name in (
-        "DataSourceStreamArrowWriter",
         *("EqualTo", "Filter", "GreaterThan", "GreaterThanOrEqual", "In"),
         *("LessThan", "LessThanOrEqual"),
     ):
         globals()[_name] = getattr(datasource, _name, None) or _stand_in(_name)
-    HAS_STREAM_WRITERS = hasattr(datasource, "DataSourceStreamArrowWriter")
+    HAS_STREAM_BATCHES = hasattr(datasource, "DataSourceStreamArrowWriter")
+    DataSourceStreamArrowWriter = (
+        datasource.DataSourceStreamArrowWriter
+        if HAS_STREAM_BATCHES
+        else datasource.DataSourceStreamWriter
+    )
     try:
         from pyspark.sql.streaming.datasource import (
             ReadAllAvailable,
@@ -66,7 +70,7 @@ else:
 
 __all__ = [
     "HAS_LIMITS",
-    "HAS_STREAM_WRITERS",
+    "HAS_STREAM_BATCHES",
     "DataSourceStreamArrowWriter",
     "EqualTo",
     "Filter",

@@ -32,6 +32,7 @@ __all__ = [
     "StoreEntry",
     "TableStore",
     "is_local",
+    "local_path",
     "open_store",
 ]
 
@@ -46,8 +47,9 @@ def is_local(url: str) -> bool:
     return "://" not in url or url.startswith("file://")
 
 
-def _local_path(url: str) -> Path:
-    return Path(url.removeprefix("file://"))
+def local_path(url: str) -> str:
+    """The path of a URL of the local file system; anything else as it is."""
+    return url.removeprefix("file://")
 
 
 def open_store(root: str, settings: Settings | None = None) -> TableStore:
@@ -165,7 +167,7 @@ class LocalStore(TableStore):
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
-        self._root = _local_path(root)
+        self._root = Path(local_path(root))
 
     def read(self, path: str) -> bytes | None:
         """The contents of a small file; None if there is none."""

@@ -7,12 +7,14 @@ from typing import Any, Final
 
 __all__ = [
     "COMPARED_TABLES",
+    "DAMAGED_ANSWERS",
     "DELIVERY_FAULTS",
     "LEDGER_TABLES",
     "MINUTE_TABLES",
     "NO_LEDGER",
     "NO_WIRE",
     "ONLY_RECORDS",
+    "OTHER_PAYLOAD",
     "RECORD_TABLES",
     "Summary",
 ]
@@ -35,6 +37,12 @@ DELIVERY_FAULTS: Final = {
 }
 """What is counted in gold.deliveries: a finding, and the SQL condition of its rows."""
 
+OTHER_PAYLOAD: Final = "other payload"
+"""Passages of gold.reconciliation whose payload on the wire is not the one that the hub keeps."""
+DAMAGED_ANSWERS: Final = "damaged answers"
+"""Answers whose payload in the lake no longer has its checksum: gold.deliveries has no row for
+them."""
+
 RECORD_TABLES: Final = (*LEDGER_TABLES, "conversations", "traffic")
 """The tables that need what a hub recorded: the last two for the principals."""
 
@@ -49,10 +57,10 @@ ONLY_RECORDS: Final = (
 class Summary:
     """Rows of each table (`gold.traffic`), the byte accounting of each protocol, and the duration.
 
-    `findings` counts the verdicts of gold.reconciliation, and the late, lost, doubled and damaged
-    messages of gold.deliveries. `notes` are the tables that were left out, with the reason.
-    `packets` has the category, number and bytes of the packets in captures; `refused` counts the
-    connections in them that were refused.
+    `findings` counts the verdicts and the payload differences of gold.reconciliation, and the late,
+    lost, doubled and damaged messages of gold.deliveries. `notes` are the tables that were left
+    out, with the reason. `packets` has the category, number and bytes of the packets in captures;
+    `refused` counts the connections in them that were refused.
     """
 
     rows: dict[str, int]

@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -34,6 +34,7 @@ from crosswire.lake.schemas import MESSAGES
 from crosswire.server.lake_feed import LakeFeed
 from crosswire.server.log_selection import EARLIEST, LATEST, OTHERS, LogSelection
 from crosswire.server.log_snapshot import (
+    DestinationTally,
     LogPiece,
     LogSnapshot,
     MissingMessages,
@@ -62,6 +63,7 @@ _FULL_BYTES: Final = 2 << 20
 _FULL_ROWS: Final = 16_384
 _CHUNK_BYTES: Final = 256 << 10
 _PART_ROWS: Final = 50_000
+_PART_BYTES: Final = 64 << 20
 _MOST_PARTS: Final = 1000
 _MOVED: Final = 5
 _WINDOW: Final = 16_384
@@ -77,7 +79,9 @@ class ReadPlan(msgspec.Struct, frozen=True, kw_only=True, rename={"end": "behind
     Ids below `first` and from `end` on are left out. `since` and `until` are µs since 1970: ids are
     chosen so that they include everything that was accepted in between. `limit` is the number of
     messages after which it ends, or earlier if finding them takes seconds; `parts` is the least
-    number of ranges that it is divided into, 0 for none."""
+    number of ranges that it is divided into, 0 for none. `tally`, with a limit, has the messages
+    of each destination counted, up to the limit or a little beyond it, or also the bytes of their
+    payloads, which takes as long as reading them."""
 
     destinations: list[str]
     starts: dict[str, int] = {}
@@ -88,12 +92,14 @@ class ReadPlan(msgspec.Struct, frozen=True, kw_only=True, rename={"end": "behind
     until: int | None = None
     limit: Count = 0
     parts: Count = 0
+    tally: Literal["none", "messages", "bytes"] = "none"
 
 
 class LogRange(msgspec.Struct, frozen=True, kw_only=True, rename={"end": "behind"}):
     """The plan in ids of this `node`: `first` to before `end`, in `splits`. `missing` are messages
     that existed and were deleted. `found` is False if there is nothing to read; with splits that is
-    not looked up, and it is True. `count` is, with a limit, the number of messages up to `end`."""
+    not looked up, and it is True. `count` is, with a limit, the number of messages up to `end`;
+    `tallies` has, if they were asked for, those of each destination as the plan has it."""
 
     node: str
     starts: dict[str, int]
@@ -104,6 +110,7 @@ class LogRange(msgspec.Struct, frozen=True, kw_only=True, rename={"end": "behind
     missing: list[MissingMessages]
     found: bool
     count: int
+    tallies: dict[str, DestinationTally] = {}
 
 
 class ReadSplit(msgspec.Struct, frozen=True, kw_only=True, rename={"end": "behind"}):
@@ -166,9 +173,17 @@ class Log:
         end = max(max(choice.end(name) for name in names), first)
         missing = pieces.missing(first, end - 1)
         found, count = True, 0
+        tallies: dict[str, DestinationTally] = {}
         if plan.limit or not plan.parts:
             most = plan.limit or 1
-            count, upto = pieces.count(most, first, end - 1, within_s=_COUNT_S)
+            if plan.limit and plan.tally != "none":
+                by_name, upto = pieces.tally(
+                    most, first, end - 1, sized=plan.tally == "bytes", within_s=_COUNT_S
+                )
+                tallies = _by_pattern(plan.destinations, by_name)
+                count = sum(each.messages for each in by_name.values())
+            else:
+                count, upto = pieces.count(most, first, end - 1, within_s=_COUNT_S)
             found = count > 0
             if plan.limit or not found:
                 end = min(end, upto + 1)
@@ -177,7 +192,9 @@ class Log:
         if plan.parts and first < end:
             shares = pieces.shares(first, end - 1)
             rows = sum(share.rows for share in shares)
-            parts = min(max(plan.parts, rows // _PART_ROWS), _MOST_PARTS)
+            size_bytes = sum(share.size_bytes for share in shares)
+            least = max(rows // _PART_ROWS, size_bytes // _PART_BYTES)
+            parts = min(max(plan.parts, least), _MOST_PARTS)
             splits = cut(shares, first, end, parts) if shares else []
         return LogRange(
             node=self._hub.node,
@@ -189,6 +206,7 @@ class Log:
             missing=missing,
             found=found,
             count=count if plan.limit else 0,
+            tallies=tallies,
         )
 
     @staticmethod
@@ -357,6 +375,20 @@ class Log:
         if self._is_closed:
             raise ServiceUnavailable("the hub is stopping")
         return await self._loop.run_in_executor(self._threads, work, *arguments)
+
+
+def _by_pattern(
+    patterns: list[str], counted: Mapping[str, DestinationTally]
+) -> dict[str, DestinationTally]:
+    """The sums of what each of the plan's destinations selects; two may select the same."""
+    found = {}
+    for pattern in patterns:
+        selected = LogSelection([pattern])
+        own = [tally for name, tally in counted.items() if selected.wants(name)]
+        found[pattern] = DestinationTally(
+            messages=sum(each.messages for each in own), bytes=sum(each.bytes for each in own)
+        )
+    return found
 
 
 class _RangeReader:

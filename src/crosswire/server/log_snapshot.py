@@ -10,17 +10,26 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from crosswire.envelope import Envelope, decode_at
 from crosswire.errors import RecordDamaged
 from crosswire.hub.floors import floors
-from crosswire.lake.columns import numbers
+from crosswire.lake.columns import booleans, numbers
 from crosswire.lake.history import CoveredIds, History, IdShare, LakeExtent
 from crosswire.lake.writer import messages_table
 from crosswire.server.log_selection import LogSelection
 from crosswire.store.contract import Page, View
 
-__all__ = ["LogPiece", "LogSnapshot", "MissingMessages", "Moment", "cut", "ids_of"]
+__all__ = [
+    "DestinationTally",
+    "LogPiece",
+    "LogSnapshot",
+    "MissingMessages",
+    "Moment",
+    "cut",
+    "ids_of",
+]
 
 _WINDOW: Final = 16_384
 _WIDEST: Final = 1 << 18
@@ -30,6 +39,9 @@ _PAGE_BYTES: Final = 4 << 20
 _FEW: Final = 8
 _PROBES: Final = 6
 _PROBED: Final = 16
+_SAMPLED: Final = 32
+_MESSAGE_WEIGHT: Final = 256
+"""The fixed cost of a message, in bytes that take as long."""
 
 
 class Moment(NamedTuple):
@@ -49,6 +61,13 @@ class MissingMessages(msgspec.Struct, frozen=True):
     destination: str
     first: int
     last: int
+
+
+class DestinationTally(msgspec.Struct, kw_only=True):
+    """How many messages, and the sum of their payloads; 0 `bytes` where these were not added."""
+
+    messages: int = 0
+    bytes: int = 0
 
 
 class LogPiece(NamedTuple):
@@ -140,6 +159,54 @@ class LogSnapshot:
                 self._breathe(_BREATH_S)
         return found, last
 
+    def tally(
+        self, most: int, first: int, last: int, *, sized: bool, within_s: float
+    ) -> tuple[dict[str, DestinationTally], int]:
+        """Messages of a range by destination, with the bytes of their payloads if `sized`, and up
+        to which id they were counted: it stops as `count` does, after some more messages."""
+        found: dict[str, DestinationTally] = {}
+        deadline = time.monotonic() + within_s
+        total = 0
+        for piece in self(first, last) if self.logs else ():
+            for counted, upto in self._tallied(piece, sized=sized):
+                for name, messages, size_bytes in counted:
+                    own = found.setdefault(name, DestinationTally())
+                    own.messages += messages
+                    own.bytes += size_bytes
+                    total += messages
+                if total >= most or time.monotonic() > deadline:
+                    return found, upto
+                self._breathe(_BREATH_S)
+        return found, last
+
+    def _tallied(
+        self, piece: LogPiece, *, sized: bool
+    ) -> Iterator[tuple[list[tuple[str, int, int]], int]]:
+        """Destinations with messages and bytes, some messages at a time, and up to where they are
+        all."""
+        if piece.in_lake:
+            names = ("id", "destination", *(("payload",) if sized else ()))
+            first = piece.first
+            for batch, upto in self.history.read(piece.first, piece.last, names):
+                if batch is not None:
+                    ids = ids_of(batch)
+                    fits = self.choice.mask(batch.column("destination"), ids)
+                    fits &= (ids >= first) & (ids <= upto)
+                    yield _by_destination(batch.filter(booleans(fits)), sized=sized), upto
+                first = upto + 1
+            return
+        position, width = piece.first, _WINDOW
+        while position <= piece.last:
+            rest = LogPiece(False, position, piece.last)
+            names = ("id", "destination", "payload")
+            batch, upto, width = self.stored(rest, names, "", width)
+            if batch is not None:
+                fits = self.choice.mask(batch.column("destination"), ids_of(batch))
+                yield _by_destination(batch.filter(booleans(fits)), sized=sized), upto
+            else:
+                yield [], upto
+            position = upto + 1
+
     def _wanted(self, piece: LogPiece) -> Iterator[tuple[Any, int]]:
         """Ids that are wanted, in order, some at a time, and up to where they are all."""
         if piece.in_lake:
@@ -205,7 +272,8 @@ class LogSnapshot:
     # How much is where.
 
     def shares(self, first: int, last: int) -> list[IdShare]:
-        """About how many messages are in which parts of a range, wanted or not."""
+        """About how many messages, and how many bytes, are in which parts of a range, wanted or
+        not."""
         found: list[IdShare] = []
         for piece in self(first, last) if self.logs else ():
             if piece.in_lake:
@@ -227,8 +295,16 @@ class LogSnapshot:
             if merged and first <= merged[-1].last + 1:
                 first, last = merged[-1].first, max(last, merged[-1].last)
                 merged.pop()
-            merged.append(IdShare(first, last, last - first + 1))
+            rows = last - first + 1
+            merged.append(IdShare(first, last, rows, rows * self._sampled_bytes(first, last)))
         return merged
+
+    def _sampled_bytes(self, first: int, last: int) -> int:
+        """The size of a message, by some at the beginning of a range."""
+        page = self.moment.view.page(
+            self._numbers[:_PROBED], after=first - 1, upto=last, count=_SAMPLED
+        )
+        return sum([len(each[2]) for each in page.records]) // max(len(page.records), 1)
 
     def _spans(self, number: int, first: int, last: int, depth: int) -> Iterator[tuple[int, int]]:
         bounds = self.moment.view.bounds(number, first - 1, last)
@@ -286,26 +362,43 @@ class LogSnapshot:
             return None
 
 
+def _by_destination(batch: pa.RecordBatch, *, sized: bool) -> list[tuple[str, int, int]]:
+    coded = batch.column("destination").dictionary_encode()
+    names, codes = coded.dictionary.to_pylist(), _int32s(coded.indices)
+    messages = np.bincount(codes, minlength=len(names))
+    sizes = [0] * len(names)
+    if sized:
+        lengths = _int32s(pc.binary_length(batch.column("payload")))
+        sizes = [int(size) for size in np.bincount(codes, lengths, len(names))]
+    return list(zip(names, messages.tolist(), sizes, strict=True))
+
+
+def _int32s(column: pa.Array) -> Any:
+    """For numpy, without pandas: see `lake.columns`."""
+    return np.frombuffer(column.buffers()[1], np.int32, len(column), 4 * column.offset)
+
+
 def ids_of(batch: pa.RecordBatch) -> Any:
     """For numpy."""
     return numbers(pa.chunked_array([batch.column("id")]))
 
 
 def cut(shares: Sequence[IdShare], first: int, stop: int, parts: int) -> list[tuple[int, int]]:
-    """Cut a range into this number of parts, or fewer, with about as many messages in each."""
-    total = sum(share.rows for share in shares)
+    """Cut a range into this number of parts, or fewer, with about as much work in each."""
+    weights = [share.size_bytes + _MESSAGE_WEIGHT * share.rows for share in shares]
+    total = sum(weights)
     borders = [first]
     seen = 0
-    for share in shares:
-        while len(borders) < parts and seen + share.rows >= (due := total * len(borders) // parts):
-            within = (due - seen) / max(share.rows, 1)
+    for share, weight in zip(shares, weights, strict=True):
+        while len(borders) < parts and seen + weight >= (due := total * len(borders) // parts):
+            within = (due - seen) / max(weight, 1)
             border = share.first + int((share.last - share.first + 1) * within)
             if border >= stop:
                 break
             if border <= borders[-1]:
                 border = borders[-1]
             borders.append(border)
-        seen += share.rows
+        seen += weight
     ends = [*borders[1:], stop]
     return [(begin, end) for begin, end in zip(borders, ends, strict=True) if begin < end]
 
@@ -314,7 +407,7 @@ def _clipped(share: IdShare, first: int, last: int) -> Iterator[IdShare]:
     begin, end = max(share.first, first), min(share.last, last)
     if begin <= end:
         part = (end - begin + 1) / (share.last - share.first + 1)
-        yield IdShare(begin, end, max(int(share.rows * part), 1))
+        yield IdShare(begin, end, max(int(share.rows * part), 1), int(share.size_bytes * part))
 
 
 def _next_width(width: int, found: int) -> int:

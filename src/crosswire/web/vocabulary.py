@@ -153,6 +153,8 @@ DESCRIPTIONS: Final = {
     "subscriptions": "Named subscriptions.",
     "table": "A table of the lake.",
     "tables": "The tables of the lake.",
+    "tallies": "Messages and bytes by destination.",
+    "tally": "What is counted for each destination.",
     "text": "The payload, where it is text.",
     "time": "When it happened.",
     "times": "Times.",

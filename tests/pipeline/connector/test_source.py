@@ -24,7 +24,7 @@ from crosswire.pipeline.connector.address import HubAddress
 from crosswire.pipeline.connector.options import read_options
 from crosswire.pipeline.connector.ranges import LogPartition, fetch
 from crosswire.pipeline.connector.source import LogStreamReader
-from crosswire.pipeline.spark_features import ReadAllAvailable
+from crosswire.pipeline.spark_features import ReadAllAvailable, ReadMaxRows
 from tests.cli.conftest import RunningHub
 
 NO_LAKE = "[lake]\nmessages = false\nledger = false\n"
@@ -438,16 +438,30 @@ def test_a_wrong_token_is_reported(spark: SparkSession, start_hub: StartHub) -> 
     assert load(spark, hub, subscribe="queue/a", token="a-secret-of-anna").collect() == []
 
 
-def test_the_lag_is_reported_by_destination(hub: Hub) -> None:
+def test_rows_bytes_and_lag_are_reported_by_destination(hub: Hub) -> None:
     """In `query.lastProgress["sources"][0]["latestOffset"]`."""
-    read, *_ = hub.send("queue/lagging", "1", "2", "3")
-    hub.send("topic/lagging", "4")
-    options = {"hub": hub.url, "subscribe": "queue/lagging,topic/lagging"}
+    read, *_ = hub.send("queue/lagging", "1", "22", "333")
+    hub.send("topic/lagging/a", "4444")
+    options = {"hub": hub.url, "subscribe": "queue/lagging,topic/lagging/#"}
     reader = LogStreamReader(read_options(options, stream=True))
     assert reader.reportLatestOffset().keys() == {"*"}
     start = {"*": {hub.node: read + 1}}
-    assert reader.latestOffset(start, ReadAllAvailable()) != start
-    assert reader.reportLatestOffset()["lag"] == {"queue/lagging": 2, "topic/lagging": 1}
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert reader.reportLatestOffset() == end | {
+        "rows": {"queue/lagging": 2, "topic/lagging/#": 1},
+        "bytes": {"queue/lagging": 5, "topic/lagging/#": 4},
+        "lag": {"queue/lagging": 0, "topic/lagging/#": 0},
+    }
+    # Of a batch with a limit: what it has, and what is left after it.
+    reader.latestOffset(start, ReadMaxRows(1))
+    found = reader.reportLatestOffset()
+    assert (found["rows"], found["bytes"], found["lag"]) == (
+        {"queue/lagging": 1, "topic/lagging/#": 0},
+        {"queue/lagging": 2, "topic/lagging/#": 0},
+        {"queue/lagging": 1, "topic/lagging/#": 1},
+    )
+    assert reader.latestOffset(end, ReadAllAvailable()) == end
+    assert reader.reportLatestOffset()["lag"] == {"queue/lagging": 0, "topic/lagging/#": 0}
 
 
 def test_columns_are_in_the_plan(

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from crosswire.errors import PipelineError
+from crosswire.pipeline.sources import pcap
 from crosswire.pipeline.sources.decoded import decode, decode_captures
 from crosswire.pipeline.sources.pcap import Captures, PcapDataSource
 from crosswire.pipeline.spark import plain_errors
@@ -105,3 +106,21 @@ def test_captures_that_grow_as_a_stream(spark: SparkSession, tmp_path: Path) -> 
     whole = spark.read.format("pcap").option("paths", f"{folder}/a\n{folder}/b.gz").load()
     found = spark.read.parquet(str(tmp_path / "out"))
     assert sorted(map(tuple, found.collect())) == sorted(map(tuple, whole.collect()))
+
+
+def test_on_a_cluster_sizes_decide_how_many_tasks_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the executors of this moment: others may join later."""
+    file = tmp_path / "a.pcap"
+    talks = SampleTraffic(connections=8, messages=10, payload_bytes=64).conversations()
+    size = write_pcap(file, sorted(p for talk in talks for p in packets(talk, segment_bytes=50)))
+    monkeypatch.setattr(pcap, "_FEW_PACKETS", 1)
+
+    def shares(share_bytes: int, cores: int | None = None) -> int:
+        monkeypatch.setattr(pcap, "_SHARE_BYTES", share_bytes)
+        return pcap._plan([str(file)], cores, skip_damaged=False)[1]
+
+    assert [shares(size), shares(size // 3)] == [1, 4]
+    assert shares(size // 40) == 0  # shuffled, in parts of a fixed size
+    assert [shares(size, cores) for cores in (1, 3, 17)] == [1, 3, 0]

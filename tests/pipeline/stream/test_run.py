@@ -261,7 +261,7 @@ def test_what_a_killed_batch_left_is_deleted(
 def test_many_small_files_become_one(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("crosswire.pipeline.stream.commits._MERGED_FILES", 2)
+    monkeypatch.setattr("crosswire.pipeline.stream.commits.MERGED_FILES", 2)
     wanted = frozenset({"frames"})
     stream = Stream((str(tmp_path / "lake"),), str(tmp_path / "out"), once=True, tables=wanted)
     rows = tap_rows({"gap": ODD["gap"]})

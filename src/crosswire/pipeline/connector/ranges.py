@@ -29,6 +29,7 @@ __all__ = [
     "HubLog",
     "LogPartition",
     "LogPosition",
+    "MessageTally",
     "MissingRange",
     "PlanResponse",
     "fetch",
@@ -51,9 +52,17 @@ class MissingRange(msgspec.Struct, frozen=True):
     last: int
 
 
+class MessageTally(msgspec.Struct, frozen=True):
+    """How many messages a destination has in a range, and the bytes of their payloads."""
+
+    messages: int
+    bytes: int
+
+
 class PlanResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The hub's answer to a plan: ids from `first` to before `end`, cut into `splits`. `found` is
-    false if no message of the destinations is among them; `count` is, with a limit, how many."""
+    false if no message of the destinations is among them; `count` is, with a limit, how many, and
+    `tallies`, if asked for, how many of each destination."""
 
     node: str
     starts: dict[str, int]
@@ -64,6 +73,7 @@ class PlanResponse(msgspec.Struct, frozen=True, kw_only=True):
     missing: list[MissingRange]
     found: bool
     count: int
+    tallies: dict[str, MessageTally]
 
 
 class LogPosition(NamedTuple):

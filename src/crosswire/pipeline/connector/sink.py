@@ -15,11 +15,15 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import Row
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 from pyspark.taskcontext import TaskContext
 
@@ -27,7 +31,7 @@ from crosswire.errors import ClientError, InvalidInput
 from crosswire.pipeline.connector.address import HubAddress, path_of
 from crosswire.pipeline.connector.layout import SinkLayout
 from crosswire.pipeline.connector.options import address_of, check_names
-from crosswire.pipeline.spark_features import DataSourceStreamArrowWriter
+from crosswire.pipeline.spark_features import HAS_STREAM_BATCHES, DataSourceStreamArrowWriter
 
 __all__ = ["CrosswireStreamWriter", "CrosswireWriter", "StagedTask"]
 
@@ -35,6 +39,7 @@ _ARROW: Final = "application/vnd.apache.arrow.stream"
 _PART_BYTES: Final = 4 * 1024 * 1024
 _PART_NAMES: Final = 10_000
 """The hub takes messages for this many destinations in one request."""
+_BATCH_ROWS: Final = 1000
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
 _OPTIONS: Final = (
@@ -118,13 +123,16 @@ class CrosswireStreamWriter(DataSourceStreamArrowWriter):
         check_names(options, (*_OPTIONS, *_SPARKS_OWN), of="sink")
         self._hub = address_of(options)
         self._layout = SinkLayout.of(schema, options)
+        self._columns = to_arrow_schema(schema)
         self._producer = _producer_of(options)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTask:
-        """Stage a task's rows. Runs on an executor, once per attempt."""
+    def write(self, iterator: Iterator[Any]) -> StagedTask:
+        """Stage a task's rows. Runs on an executor, once per attempt. Spark 4.0 gives single rows,
+        later versions Arrow batches."""
         query, number = _local(_QUERY), _local(_BATCH)
         batch = SinkBatch(self._producer or f"query-{query}", int(number), query)
-        return _write(self._hub, batch, self._layout, iterator)
+        rows = iterator if HAS_STREAM_BATCHES else _in_batches(iterator, self._columns)
+        return _write(self._hub, batch, self._layout, rows)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Make the rows of these tasks messages. Runs on the driver."""
@@ -167,6 +175,19 @@ def _write(
             parts += 1
             messages += sum(each.num_rows for each in part)
     return StagedTask(batch, attempt, parts, messages)
+
+
+def _in_batches(rows: Iterator[Row], columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+    while chunk := list(islice(rows, _BATCH_ROWS)):
+        # Times of rows are those of this machine's time zone, without saying so.
+        values = [
+            {
+                name: value.astimezone(UTC) if isinstance(value, datetime) else value
+                for name, value in row.asDict(recursive=True).items()
+            }
+            for row in chunk
+        ]
+        yield pa.RecordBatch.from_pylist(values, columns)
 
 
 def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:

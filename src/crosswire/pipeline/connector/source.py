@@ -33,7 +33,6 @@ from crosswire.pipeline.connector.ranges import FilteredRange, HubLog, LogPartit
 from crosswire.pipeline.connector.sink import CrosswireStreamWriter, CrosswireWriter
 from crosswire.pipeline.spark_features import (
     HAS_LIMITS,
-    HAS_STREAM_WRITERS,
     EqualTo,
     Filter,
     GreaterThan,
@@ -50,9 +49,13 @@ from crosswire.pipeline.spark_features import (
 __all__ = ["CrosswireDataSource"]
 
 _MOST_LAG: Final = 1_000_000
-"""A longer lag is reported as this: counting takes time."""
-_MOST_LAGS: Final = 32
-"""With more destinations no lag is reported: each is a request to the hub."""
+"""A longer lag is reported as about this: counting takes time."""
+_MOST_SIZED: Final = 250_000
+"""Of a batch with more messages, neither rows nor bytes are reported: for their sizes, the hub has
+to read them."""
+_MOST_DESTINATIONS: Final = 32
+"""With more of them only the end of the log is reported: progress is written by Spark again and
+again."""
 EVERYTHING: Final = {OTHERS: EARLIEST}
 _QUIET_S: Final = 0.1
 """How long a stream waits when nothing is new: Spark asks again at once, and would send the hub a
@@ -91,8 +94,6 @@ class CrosswireDataSource(DataSource):
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
         """For `df.writeStream`."""
-        if not HAS_STREAM_WRITERS:
-            raise InvalidInput("this version of Spark can't write streams of Arrow batches")
         return CrosswireStreamWriter(schema, self.options, overwrite)
 
 
@@ -222,8 +223,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._log = HubLog(options)
         self._target: Offsets | None = None
-        self._start: Offsets | None = None
-        """Up to here Spark has read."""
+        self._batch: tuple[Offsets, Offsets] | None = None
+        """Start and end of the batch that begins."""
         self._quiet: tuple[Offsets, int] | None = None
 
     def initialOffset(self) -> Offsets:  # noqa: N802
@@ -246,32 +247,52 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {OTHERS: {seen.node: seen.end}}
 
     def reportLatestOffset(self) -> Offsets:  # noqa: N802
-        """The end of the log, and under `lag` the messages of each subscribed destination that the
-        stream has not read, as the hub counts them: for Spark's progress reports."""
+        """The end of the log, and for each subscribed destination what the hub counts: `rows` and
+        `bytes` of the batch that begins, and as `lag` the messages after it. For Spark's progress
+        reports."""
         seen = self._log.look()
-        end = {OTHERS: {seen.node: seen.end}}
-        if self._start is None or OTHERS not in self._start:
-            return end
-        if seen.node not in self._start[OTHERS] or len(seen.destinations) > _MOST_LAGS:
-            return end
-        starts = self._from(self._start, seen.node)
-        counts = {
-            name: self._log.plan([name], starts=starts, end=seen.end, limit=_MOST_LAG).count
-            for name in seen.destinations
-        }
-        return {**end, "lag": counts}
+        report = {OTHERS: {seen.node: seen.end}}
+        if self._batch is None or len(seen.destinations) > _MOST_DESTINATIONS:
+            return report
+        start, end = self._batch
+        if start == end:
+            # Nothing is new, as the hub has just found out: Spark asks ten times a second.
+            nothing = dict.fromkeys(seen.destinations, 0)
+            return report | dict.fromkeys(("rows", "bytes", "lag"), nothing)
+        if seen.node not in start.get(OTHERS, ()) or seen.node not in end.get(OTHERS, ()):
+            return report
+        after = self._from(end, seen.node)
+        unread = self._log.plan(
+            seen.destinations, starts=after, end=seen.end, limit=_MOST_LAG, tally="messages"
+        )
+        report["lag"] = {name: each.messages for name, each in unread.tallies.items()}
+        read = self._log.plan(
+            seen.destinations,
+            starts=self._from(start, seen.node),
+            ends=after,
+            limit=_MOST_SIZED,
+            tally="bytes",
+        )
+        if read.end >= after[OTHERS]:
+            report["rows"] = {name: each.messages for name, each in read.tallies.items()}
+            report["bytes"] = {name: each.bytes for name, each in read.tallies.items()}
+        return report
 
     def latestOffset(  # noqa: N802
         self, start: Offsets | None = None, limit: ReadLimit | None = None
     ) -> Offsets:
-        """The offset after the last message, or after as many as the limit allows. Without new
-        messages of the subscribed destinations it is the start itself, so that Spark runs no empty
-        batch, although other destinations have moved the log's end.
+        """The offset after the last message, or after as many as the limit allows."""
+        end = self._latest(start, limit)
+        self._batch = None if start is None else (start, end)
+        return end
+
+    def _latest(self, start: Offsets | None, limit: ReadLimit | None) -> Offsets:
+        """Without new messages of the subscribed destinations it is the start itself, so that Spark
+        runs no empty batch, although other destinations have moved the log's end.
 
         Spark 4.0 gives no start: then it is the end of the log."""
         seen = self._log.look()
         target = seen.end
-        self._start = start
         if start is None:
             return {OTHERS: {seen.node: target}}
         if self._target is not None:

@@ -12,10 +12,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, BinaryIO, Final
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from pyarrow import fs
 
 from crosswire.capture.flows import FLOW_BYTES
 from crosswire.capture.fragments import Fragments
@@ -53,9 +56,20 @@ from crosswire.pipeline.sources.packet_kernels import (
     walk_classic,
     walk_ng,
 )
-from crosswire.pipeline.stores import is_local, open_store
+from crosswire.pipeline.stores import TableStore, is_local, local_path, open_store
 
-__all__ = ["Segments", "Split", "advance", "plain_file", "read", "segment_of", "splits"]
+__all__ = [
+    "CaptureState",
+    "Segments",
+    "Split",
+    "advance",
+    "capture_state",
+    "open_at",
+    "plain_file",
+    "read",
+    "segment_of",
+    "splits",
+]
 
 _BLOCK_RECORDS: Final = 16_384
 _BLOCK_BYTES: Final = 8 * 1024 * 1024
@@ -119,16 +133,53 @@ def segment_of(packet: Any, data: npt.NDArray[np.uint8]) -> Segment:
     )
 
 
-def _opened(path: str) -> BinaryIO:
-    """A capture file, by path or URL. Raises InvalidInput."""
+class CaptureState(NamedTuple):
+    """The size of a file, and when it was changed."""
+
+    size_bytes: int
+    changed_ns: int
+
+
+def capture_state(path: str) -> CaptureState | None:
+    """The state of a capture file, by path or URL; None if there is none. Raises InvalidInput."""
     if is_local(path):
-        return open_capture(path.removeprefix("file://"))
-    folder, _, name = path.rpartition("/")
-    files, base = open_store(folder).arrow()
+        try:
+            state = Path(local_path(path)).stat()
+        except FileNotFoundError:
+            return None
+        return CaptureState(state.st_size, state.st_mtime_ns)
+    files, name = _stored(path)
     try:
-        return files.open_input_file(f"{base}/{name}")  # type: ignore[no-any-return]
+        found = files.get_file_info(name)
     except OSError as error:
         raise InvalidInput(f"can't read {path}: {str(error).splitlines()[0]}") from error
+    if found.type == fs.FileType.NotFound:
+        return None
+    return CaptureState(found.size or 0, found.mtime_ns or 0)
+
+
+def open_at(path: str) -> BinaryIO:
+    """A capture file, by path or URL. Raises InvalidInput."""
+    if is_local(path):
+        return open_capture(local_path(path))
+    files, name = _stored(path)
+    try:
+        return files.open_input_file(name)  # type: ignore[no-any-return]
+    except OSError as error:
+        raise InvalidInput(f"can't read {path}: {str(error).splitlines()[0]}") from error
+
+
+def _stored(path: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path in it."""
+    folder, _, name = path.rpartition("/")
+    files, base = _store_of(folder).arrow()
+    return files, f"{base}/{name}"
+
+
+@lru_cache(maxsize=16)
+def _store_of(folder: str) -> TableStore:
+    # Opened once: a stream looks every second, and a task opens many files.
+    return open_store(folder)
 
 
 # ---------------------------------------------------------------------------------------- splits
@@ -138,7 +189,7 @@ def splits(path: str, split_bytes: int, *, skip_damaged: bool = False) -> list[S
     """Parts of about `split_bytes` in which a file can be read. Raises InvalidInput for what is no
     capture, or damaged."""
     whole = Split(path, skip_damaged=skip_damaged)
-    with _opened(path) as file:
+    with open_at(path) as file:
         if is_compressed(file.read(FILE_HEADER_BYTES)):
             return [whole]
         size = file.seek(0, 2)
@@ -156,7 +207,7 @@ def advance(
 
     A compressed file is one part and has no layout: it can't be continued. Raises InvalidInput.
     """
-    with _opened(path) as file:
+    with open_at(path) as file:
         if is_compressed(file.read(FILE_HEADER_BYTES)):
             return [Split(path)], file.seek(0, 2), None
         size = file.seek(0, 2)
@@ -214,7 +265,7 @@ def read(
     walk = _Walk(split.path, split.layout, skip_damaged=split.skip_damaged)
     walk.counts = counts or PacketCounts()
     buffers, fragments = _BlockBuffers(_BLOCK_RECORDS), Fragments()
-    with _opened(split.path) as file:
+    with open_at(split.path) as file:
         source = file if split.layout is not None else decompressed(file, split.path)
         if split.start:
             source.seek(split.start)
@@ -224,7 +275,7 @@ def read(
 
 def plain_file(path: str, *, skip_damaged: bool = False) -> Split | None:
     """A plain file up to its present end, None for a compressed one. Raises InvalidInput."""
-    with _opened(path) as file:
+    with open_at(path) as file:
         head = file.read(FILE_HEADER_BYTES)
         if is_compressed(head):
             return None
@@ -464,8 +515,12 @@ def _segments(
 ) -> Iterator[Segments]:
     packets, flows, pieces = buffers.find(records)
     _add(counts, buffers.counts)
-    times = np.append(records.layout.time_ns, records.times)
-    counts.add(CLOCK_STEP, 0, int((np.diff(times) < -CLOCK_STEP_NS).sum()))
+    if len(records.times):
+        times = np.append(records.layout.time_ns, records.times)
+        counts.add(CLOCK_STEP, 0, int((np.diff(times) < -CLOCK_STEP_NS).sum()))
+        # Packets at the beginning of a pcapng file may have no time: 0.
+        counts.first_ns = counts.first_ns or next(filter(None, records.times.tolist()), 0)
+        counts.last_ns = int(times[-1])
     given = 0
     for packet, index, before in _joined(records, pieces, fragments):
         own, flow, counted = _segment_in(packet, int(records.times[index]), records)

@@ -24,6 +24,7 @@ from crosswire.errors import InvalidInput
 from crosswire.pipeline.decode.kernels import lazy_kernel
 from crosswire.pipeline.sources.capture_reader import Segments, Split, read
 from crosswire.pipeline.sources.packet_kernels import PACKET, Packets
+from crosswire.pipeline.sources.rotation import rotations
 
 __all__ = [
     "BUCKETS",
@@ -156,11 +157,16 @@ def survey(files: Iterable[Split]) -> Survey:
     seed = np.random.default_rng().integers(1 << 63, dtype=np.uint64)
     counts = np.zeros((2, BUCKETS), np.int64)
     joined_bytes, packet_counts = 0, PacketCounts()
-    for file in found:
-        for segments in read(file, packet_counts, block_bytes=_BLOCK_BYTES):
+    last_ns: dict[int, int] = {}
+    for file, rotation in zip(found, rotations([file.path for file in found]), strict=True):
+        own = PacketCounts()
+        for segments in read(file, own, block_bytes=_BLOCK_BYTES):
             _tally(segments.flows.view(np.uint32), segments.packets, seed, counts)
             if segments.is_joined:
                 joined_bytes += len(segments.data)
+        own.follow(last_ns.get(rotation, 0))
+        last_ns[rotation] = own.last_ns
+        packet_counts.merge(own)
     packets, size_bytes = counts
     return Survey(found, seed, packets, size_bytes, joined_bytes, packet_counts)
 
@@ -210,7 +216,9 @@ def collect(
                 joined += segments.data.tobytes()
     keys, packets = kept.keys, kept.packets
     sources = [*(file.data for file in data), np.frombuffer(bytes(joined), np.uint8)]
-    return OrderedSegments(_by_flow_and_time(packets, len(keys)), keys, sources, packets)
+    # What was joined is no file: a number of its own.
+    written = np.array([*rotations([file.path for file in files]), len(files)], np.int32)
+    return OrderedSegments(_by_flow_and_time(packets, len(keys), written), keys, sources, packets)
 
 
 class _SharePackets:
@@ -340,16 +348,19 @@ def _enter_all(
         slots[slot] = flow
 
 
-def _by_flow_and_time(packets: Packets, flows: int) -> npt.NDArray[np.int32]:
+def _by_flow_and_time(
+    packets: Packets, flows: int, written: npt.NDArray[np.int32]
+) -> npt.NDArray[np.int32]:
     """The order of packets by flow, then by time. Captures are nearly always in the order of time,
-    so packets are only distributed to flows, and few flows have to be sorted."""
+    so packets are only distributed to flows, and few flows have to be sorted. Sources with the same
+    number in `written` are one capture."""
     bounds = np.zeros(flows + 1, np.int64)
     order = np.empty(len(packets), np.int32)
     mixed = np.zeros(flows, np.bool_)
     _group(packets, bounds, order, mixed)
     for flow in np.flatnonzero(mixed).tolist():
         own = order[bounds[flow] : bounds[flow + 1]]
-        times = _steady(packets["time_ns"][own], packets["source"][own])
+        times = _steady(packets["time_ns"][own], written[packets["source"][own]])
         # Stable: segments of the same time stay in the order of files and records.
         own[:] = own[np.argsort(times, kind="stable")]
     return order

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from crosswire.capture.headers import is_capture
 from crosswire.errors import InvalidInput
 from crosswire.lake.schemas import SCHEMAS
-from crosswire.pipeline.stores import open_store
+from crosswire.pipeline.stores import local_path, open_store
 
 __all__ = ["Inputs", "find_inputs", "search"]
 
@@ -109,12 +109,12 @@ def _sort_url(url: str) -> Iterator[tuple[str, str]]:
     if last in _LAKE:
         yield _LAKE[last], url
     elif _CAPTURE.search(last):
-        yield "captures", url
+        yield "captures", local_path(url)
     else:
         names = open_store(url).names("")
         captures = [name for name in names if _CAPTURE.search(name)]
         for name in captures:
-            yield "captures", f"{url}/{name}"
+            yield "captures", local_path(f"{url}/{name}")
         for name in _LAKE:
             if name in names:
                 yield _LAKE[name], f"{url}/{name}"

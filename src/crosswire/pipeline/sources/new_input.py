@@ -20,9 +20,10 @@ from crosswire.capture.headers import CaptureLayout
 from crosswire.errors import InvalidInput
 from crosswire.lake.files import LakeFile, parse_name
 from crosswire.lake.terms import counted
-from crosswire.pipeline.sources.capture_reader import Split, advance
+from crosswire.pipeline.sources.capture_reader import Split, advance, capture_state, open_at
 from crosswire.pipeline.sources.inputs import Inputs, search
 from crosswire.pipeline.sources.lake_input import hole_before
+from crosswire.pipeline.sources.rotation import in_rotation
 from crosswire.pipeline.tables.missing_rows import MissingLakeRows
 
 __all__ = ["CaptureRead", "InputPosition", "LakeRows", "NewInput", "NewInputFinder", "files_of"]
@@ -196,37 +197,31 @@ class NewInputFinder:
                 yield _InputPiece(order, size, table, rows, hole=hole)
 
     def _captured(self, inputs: Inputs, position: InputPosition) -> Iterator[_InputPiece]:
-        for path in inputs.captures:
-            if "://" in path:
-                raise InvalidInput(f"{path} is a capture by URL, which only a batch can read")
-            try:
-                state = Path(path).stat()
-            except FileNotFoundError:
+        for number, path in enumerate(in_rotation(inputs.captures)):
+            state = capture_state(path)
+            if state is None:
                 continue  # removed since it was listed
             before = position.captures.get(path)
-            if before is not None and (state.st_size, state.st_mtime_ns) == (
-                before.size_bytes,
-                before.changed_ns,
-            ):
+            if before is not None and state == (before.size_bytes, before.changed_ns):
                 continue
-            with Path(path).open("rb") as file:
+            with open_at(path) as file:
                 head = zlib.crc32(file.read(_HEAD_BYTES))
-            if state.st_size < _HEAD_BYTES and self._patient:
+            if state.size_bytes < _HEAD_BYTES and self._patient:
                 continue  # its header may not be complete
             # A capture that shrank, or begins with other bytes, is another one: start over.
-            same = before is not None and before.head == head and state.st_size >= before.end
+            same = before is not None and before.head == head and state.size_bytes >= before.end
             start = before.end if before is not None and same else 0
             layout = before.layout if before is not None and same else None
             if same and layout is None and start:
                 raise InvalidInput(f"{path} is compressed, and has changed after it was read")
             splits, end, layout = advance(path, self._split_bytes, start, layout)
-            unchanged_s = time.time() - state.st_mtime
+            unchanged_s = time.time() - state.changed_ns / 1e9
             if layout is None and self._patient and unchanged_s < _SETTLED_S:
                 continue
-            read = CaptureRead(state.st_size, state.st_mtime_ns, head, end, layout)
+            read = CaptureRead(*state, head, end, layout)
             if splits:
-                size = state.st_size - start
-                order = ("", path, 0.0)
+                size = state.size_bytes - start
+                order = ("", "", float(number))
                 yield _InputPiece(order, size, "captures", None, tuple(splits), path, read)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any, Final
@@ -39,12 +39,14 @@ from crosswire.pipeline.sources.flow_shares import (
 from crosswire.pipeline.sources.packet_kernels import PACKET
 from crosswire.pipeline.sources.pcap_reader import COLUMNS, FOR_REASSEMBLY, READABLE, PcapReader
 from crosswire.pipeline.sources.pcap_stream import PcapStreamReader
-from crosswire.pipeline.spark import cores_of
+from crosswire.pipeline.sources.rotation import in_rotation, rotations
+from crosswire.pipeline.spark import cores_of, is_local_master
 from crosswire.pipeline.stores import is_local
 from crosswire.pipeline.tables.wire import COLUMNS as WIRE_COLUMNS
 
 __all__ = [
     "SPLIT_BYTES",
+    "STEADY",
     "Captures",
     "Change",
     "PcapDataSource",
@@ -52,6 +54,7 @@ __all__ = [
     "reassemble",
     "segment_rows",
     "segments_of",
+    "steady",
     "wire_of_segments",
     "wire_of_share",
 ]
@@ -61,8 +64,10 @@ SPLIT_BYTES: Final = 64 * 1024 * 1024
 Change = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 # Up to these limits every task walks over all files; beyond them segments are shuffled: walking
-# costs cores × bytes, a shuffle costs bytes, but about 20 times as much for each.
-_MOST_CORES: Final = 16
+# costs tasks × bytes, a shuffle costs bytes, but about 20 times as much for each.
+_MOST_SHARES: Final = 16
+_SHARE_BYTES: Final = 64 * 1024 * 1024
+"""For a task of a cluster: some seconds of work. On one machine there is a share for each core."""
 _MOST_FILES: Final = 4096
 _MOST_BYTES: Final = 16 << 30
 _PACKETS_OF_A_SHARE: Final = 8_000_000
@@ -171,7 +176,7 @@ class Captures:
         skip_damaged: bool = False,
     ) -> None:
         self._spark = spark
-        paths = list(paths)
+        paths = in_rotation(paths)
         self._ports = PortMap(dict(ports or {}))
         self._since_us = since_us
         self._survey: Survey | None = None
@@ -179,7 +184,7 @@ class Captures:
         self._shares = 0
         self._splits: list[Split] = []
         if not shuffle:
-            cores = cores_of(spark)
+            cores = cores_of(spark) if is_local_master(spark) else None
             self._survey, self._shares = _plan(paths, cores, skip_damaged=skip_damaged)
         if self._survey is None:
             self._splits = [
@@ -213,8 +218,9 @@ class Captures:
         result is sent to the JVM, which costs more than the decoding."""
         if self._survey is None:
             segments = segments_of(self._spark, self._splits, since_us=self._since_us)
-            has_steps = self.counts().packets[CLOCK_STEP] > 0
-            return reassemble(segments, self._ports, change, columns, has_steps=has_steps)
+            paths = dict.fromkeys(split.path for split in self._splits)
+            written = rotations(list(paths)) if self.counts().packets[CLOCK_STEP] else None
+            return reassemble(segments, self._ports, change, columns, written=written)
         files, ports, since_ns = self._survey.files, self._ports, self._since_us * 1000
         shares = self._survey.shares(self._shares)
 
@@ -227,41 +233,75 @@ class Captures:
         return numbers.mapInArrow(read_share, columns)
 
 
-def count_packets(spark: SparkSession, parts: list[Split]) -> PacketCounts:
+def count_packets(
+    spark: SparkSession, parts: list[Split], earlier: Mapping[str, int] | None = None
+) -> PacketCounts:
     """What became of the packets in parts of capture files; tasks count those of parts in which
-    they are not counted yet."""
-    total = PacketCounts()
-    unknown = []
-    for part in parts:
-        if part.counts is None:
-            unknown.append((msgspec.json.encode(part).decode(),))
-        else:
-            total.merge(part.counts)
-    if not unknown:
-        return total
+    they are not counted yet. `earlier` are the times (ns) of the last packets that were read
+    before, by path: a rotated file may follow one of these."""
+    counts = [part.counts for part in parts]
+    unknown = [
+        (index, msgspec.json.encode(part).decode())
+        for index, part in enumerate(parts)
+        if part.counts is None
+    ]
 
     def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        counts = PacketCounts()
         for batch in batches:
-            for text in batch.column(0).to_pylist():
-                for _ in read(msgspec.json.decode(text, type=Split), counts):
+            for row in batch.to_pylist():
+                found = PacketCounts()
+                for _ in read(msgspec.json.decode(row["part"], type=Split), found):
                     pass  # only the counts matter here
-        yield pa.RecordBatch.from_pylist([{"counts": msgspec.json.encode(counts).decode()}])
+                text = msgspec.json.encode(found).decode()
+                yield pa.RecordBatch.from_pylist([{"index": row["index"], "counts": text}])
 
-    tasks = min(len(unknown), 4 * cores_of(spark))
-    given = spark.createDataFrame(unknown, "part string").repartition(tasks)
-    for row in given.mapInArrow(count, "counts string").collect():
-        total.merge(msgspec.json.decode(row.counts, type=PacketCounts))
+    if unknown:
+        given = spark.createDataFrame(unknown, "index bigint, part string")
+        made = given.repartition(_tasks_for(spark, len(unknown)))
+        for row in made.mapInArrow(count, "index bigint, counts string").collect():
+            counts[row["index"]] = msgspec.json.decode(row["counts"], type=PacketCounts)
+    by_file: dict[str, PacketCounts] = {}
+    for part, found in zip(parts, counts, strict=True):
+        assert found is not None
+        by_file.setdefault(part.path, PacketCounts()).merge(found)
+    return _over_files(by_file, earlier or {})
+
+
+def _over_files(by_file: Mapping[str, PacketCounts], earlier: Mapping[str, int]) -> PacketCounts:
+    """The sum of files, with clock steps from one rotated file to the next."""
+    total = PacketCounts()
+    paths = in_rotation({*by_file, *earlier})
+    last_ns: dict[int, int] = {}
+    for path, rotation in zip(paths, rotations(paths), strict=True):
+        own = by_file.get(path)
+        # A file that was begun before knows its own last time.
+        if own is not None and path not in earlier:
+            own.follow(last_ns.get(rotation, 0))
+        if own is not None:
+            total.merge(own)
+        last_ns[rotation] = (own.last_ns if own is not None else 0) or earlier.get(path, 0)
     return total
 
 
-def _plan(paths: list[str], cores: int, *, skip_damaged: bool) -> tuple[Survey | None, int]:
-    """A survey of the files and the number of shares; (None, 0) if segments have to be shuffled."""
-    if cores > _MOST_CORES or len(paths) > _MOST_FILES or not all(map(is_local, paths)):
+def _tasks_for(spark: SparkSession, parts: int) -> int:
+    """Tasks for a number of parts: one for each on a cluster, where executors may join later."""
+    return min(parts, 4 * cores_of(spark)) if is_local_master(spark) else parts
+
+
+def _plan(paths: list[str], cores: int | None, *, skip_damaged: bool) -> tuple[Survey | None, int]:
+    """A survey of the files and the number of shares; (None, 0) if segments have to be shuffled.
+
+    `cores` is None on a cluster: executors may join later, so only sizes decide there.
+    """
+    if len(paths) > _MOST_FILES or not all(map(is_local, paths)) or (cores or 0) > _MOST_SHARES:
         return None, 0
     files = [plain_file(path, skip_damaged=skip_damaged) for path in paths]
     plain = [file for file in files if file is not None]
-    if len(plain) < len(files) or sum(file.size_bytes for file in plain) > _MOST_BYTES:
+    size_bytes = sum(file.size_bytes for file in plain)
+    if len(plain) < len(files) or size_bytes > _MOST_BYTES:
+        return None, 0
+    wanted = 1 + size_bytes // _SHARE_BYTES if cores is None else cores
+    if wanted > _MOST_SHARES:
         return None, 0
     surveyed = survey(plain)
     packets = int(surveyed.packets.sum())
@@ -270,8 +310,8 @@ def _plan(paths: list[str], cores: int, *, skip_damaged: bool) -> tuple[Survey |
         return None, 0
     if surveyed.joined_bytes > _MOST_JOINED_BYTES:
         return None, 0
-    # A share for each core, fewer for small captures, more where a share would be too large.
-    count = max(min(cores, 1 + packets // _FEW_PACKETS), -(-2 * packets // _PACKETS_OF_A_SHARE))
+    # Fewer for small captures, more where a share would be too large.
+    count = max(min(wanted, 1 + packets // _FEW_PACKETS), -(-2 * packets // _PACKETS_OF_A_SHARE))
     return surveyed, count
 
 
@@ -298,19 +338,14 @@ def reassemble(
     change: Change = _plain,
     columns: StructType = WIRE_COLUMNS,
     *,
-    has_steps: bool = False,
+    written: Sequence[int] | None = None,
 ) -> DataFrame:
     """Shuffle segments by flow, reassemble them and give what `change` makes of the batches.
-    `has_steps`: the clock was set back during a capture."""
+    `written` is for captures during which the clock was set back: see `steady`."""
     arranged = segments.repartition("flow")
     names, time = arranged.columns, "time_ns"
-    if has_steps:
-        # Times as a clock would have them that was never set back: see `flow_shares`.
-        own = Window.partitionBy("flow", "file").orderBy("record")
-        drop = F.coalesce(F.lag(time).over(own) - F.col(time), F.lit(0))
-        arranged = arranged.withColumn("drop", F.when(drop > CLOCK_STEP_NS, drop).otherwise(0))
-        steady = F.col(time) + F.sum("drop").over(own)
-        arranged, time = arranged.withColumn("steady", steady), "steady"
+    if written is not None:
+        arranged, time = steady(arranged, written), STEADY
     # File and record decide between segments of the same time, so that the result does not depend
     # on how the shuffle went.
     arranged = arranged.sortWithinPartitions("flow", time, "file", "record").select(*names)
@@ -319,6 +354,21 @@ def reassemble(
         yield from change(wire_of_segments(batches, ports))
 
     return arranged.mapInArrow(assemble, columns)
+
+
+STEADY: Final = "steady"
+
+
+def steady(segments: DataFrame, written: Sequence[int]) -> DataFrame:
+    """Segments with their times as a clock would have them that was never set back, in the column
+    `steady`: see `flow_shares`. By number of file, `written` is the rotation it belongs to."""
+    rotation = F.element_at(F.array(*map(F.lit, written)), F.col("file") + 1)
+    own = Window.partitionBy("flow", "rotation").orderBy("file", "record")
+    drop = F.coalesce(F.lag("time_ns").over(own) - F.col("time_ns"), F.lit(0))
+    rows = segments.withColumn("rotation", rotation)
+    rows = rows.withColumn("drop", F.when(drop > CLOCK_STEP_NS, drop).otherwise(0))
+    rows = rows.withColumn(STEADY, F.col("time_ns") + F.sum("drop").over(own))
+    return rows.drop("rotation", "drop")
 
 
 def wire_of_segments(batches: Iterable[pa.RecordBatch], ports: PortMap) -> Iterator[pa.RecordBatch]:

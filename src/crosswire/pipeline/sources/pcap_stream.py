@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -16,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from crosswire.errors import InvalidInput
-from crosswire.pipeline.sources.capture_reader import Split, advance
+from crosswire.pipeline.sources.capture_reader import Split, advance, capture_state
 from crosswire.pipeline.sources.new_input import CaptureRead, InputPosition, NewInputFinder
 from crosswire.pipeline.sources.pcap_reader import PcapPartition, PcapReader
 from crosswire.pipeline.spark_features import (
@@ -118,7 +117,7 @@ class PcapStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _parts(self, path: str, before: str | None, until: CaptureRead) -> Iterator[Split]:
         known = None if before is None else _READ.decode(before)
-        if not Path(path).exists():
+        if capture_state(path) is None:
             raise InvalidInput(f"{path} was removed before it was read")
         # Another head: the name was given to a new capture, which is read from its beginning.
         same = known is not None and known.head == until.head and known.end <= until.end

@@ -12,7 +12,7 @@ process deletes. It need not be repeated with the same input: position, state an
 those of the last commit, so the next one may take in more.
 
 Provisional rows are in files of their own, which the manifest of the next batch no longer names.
-Small files with final rows are merged from time to time: `_MERGED_FILES`.
+Small files with final rows, all from batches or all merged before, are merged: `MERGED_FILES`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,12 @@ from crosswire.pipeline.manifests import (
     all_paths,
     listed_paths,
 )
-from crosswire.pipeline.output import refuse_older_layouts, setting_of
+from crosswire.pipeline.output import (
+    MERGED_BYTES,
+    MERGED_FILES,
+    refuse_older_layouts,
+    setting_of,
+)
 from crosswire.pipeline.sources.new_input import InputPosition
 from crosswire.pipeline.stores import open_store
 from crosswire.pipeline.stream.watermarks import CompleteUpTo, HubTimes
@@ -60,11 +65,6 @@ _NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 """How Spark names the folder of rows whose date is null: rows of the layer `open` have none."""
 _VERSION: Final = 5
 """Version of state and commits: a stream of another version is refused."""
-_MERGED_FILES: Final = 24
-"""The number of small files of a table and a date, all from batches or all merged before, that
-become one."""
-_MERGED_BYTES: Final = 32 * 1024 * 1024
-"""A larger file is never merged."""
 _MERGED: Final = "merged-"
 _SWEEP_BATCHES: Final = 100
 """How often a stream looks for folders of runs that are no longer named."""
@@ -351,10 +351,10 @@ class StreamOutput:
         for date in dates:
             for level in range(3):
                 group = [path for path in paths if (_date_of(path), _level(path)) == (date, level)]
-                if not group or len(group) % _MERGED_FILES:
+                if not group or len(group) % MERGED_FILES:
                     continue
-                small = [path for path in group if self._store.size(path) < _MERGED_BYTES]
-                if len(small) < _MERGED_FILES // 2:
+                small = [path for path in group if self._store.size(path) < MERGED_BYTES]
+                if len(small) < MERGED_FILES // 2:
                     continue
                 # With the same keys as other files: DuckDB refuses paths that differ in them.
                 merged = f"{staging.folder}/{_MERGED}{level + 1}/{TARGET_TABLE}={table}/{KEPT}=true"

@@ -16,7 +16,7 @@ its last batch wrote of it is final. `stream_decoder` does this for connections,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -30,7 +30,7 @@ from crosswire.lake.schemas import LOST, WIRE
 from crosswire.pipeline.decode.arrow_batches import Batches
 from crosswire.pipeline.decode.decoded_connection import WIRE_COLUMNS
 from crosswire.pipeline.sources.flow_rows import FlowRows
-from crosswire.pipeline.sources.pcap import segment_rows
+from crosswire.pipeline.sources.pcap import STEADY, segment_rows, steady
 from crosswire.pipeline.stream.columns import DECODED
 from crosswire.pipeline.stream.watermarks import CompleteUpTo
 from crosswire.pipeline.tables.finality import KEPT
@@ -60,19 +60,29 @@ _DATA_LENGTH: Final = WIRE.get_field_index("length")
 
 
 def reassemble_on(
-    segments: DataFrame, states: DataFrame | None, ports: PortMap, *, now: CompleteUpTo
+    segments: DataFrame,
+    states: DataFrame | None,
+    ports: PortMap,
+    *,
+    now: CompleteUpTo,
+    written: Sequence[int] | None = None,
 ) -> DataFrame:
     """bronze.wire with `kept`, and the new states of flows, from TCP segments and the states
     (flow, state) that the last batch saved.
 
     Flows that ended longer before the watermark `now` than a segment may be late are over.
+    `written` is for captures during which the clock was set back: see `pcap.steady`.
     """
-    rows = segments.withColumn("state", F.lit(None).cast(BinaryType()))
+    names = [*segments.columns, "state"]
+    rows = segments.repartition("flow") if states is None else segments
+    rows = rows.withColumn(STEADY, F.col("time_ns")) if written is None else steady(rows, written)
+    rows = rows.withColumn("state", F.lit(None).cast(BinaryType()))
     if states is not None:
-        known = states.select("flow", "state").withColumn("time_ns", F.lit(_FIRST).cast("bigint"))
-        rows = rows.unionByName(known, allowMissingColumns=True)
-    # Flows with a state and no new segments go through as well: they may be over by now.
-    arranged = rows.repartition("flow").sortWithinPartitions("flow", "time_ns", "file", "record")
+        first = F.lit(_FIRST).cast("bigint")
+        known = states.select("flow", "state", first.alias("time_ns"), first.alias(STEADY))
+        # Flows with a state and no new segments go through as well: they may be over by now.
+        rows = rows.unionByName(known, allowMissingColumns=True).repartition("flow")
+    arranged = rows.sortWithinPartitions("flow", STEADY, "file", "record").select(*names)
 
     def assemble(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         collected = Batches(_ON_WIRE)

@@ -15,12 +15,13 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.capture.classify import PortMap
-from crosswire.capture.packet_counts import PacketCounts
+from crosswire.capture.packet_counts import CLOCK_STEP, PacketCounts
 from crosswire.lake.schemas import WIRE
 from crosswire.pipeline.decode.row_schema import FRAMES, TABLE, VIOLATIONS
 from crosswire.pipeline.sources.flow_rows import NODE
 from crosswire.pipeline.sources.new_input import NewInput
 from crosswire.pipeline.sources.pcap import count_packets, segments_of
+from crosswire.pipeline.sources.rotation import rotations
 from crosswire.pipeline.stream.columns import STATES
 from crosswire.pipeline.stream.commits import DAYS, StreamOutput, StreamStaging, StreamStart
 from crosswire.pipeline.stream.decoder_state import FLOWS, decode_on, reassemble_on
@@ -86,6 +87,8 @@ class StreamDriver:
         self.replaced_days: dict[str, set[str]] = {}
         self.unsettled_days: list[str] = []
         self._principals: DataFrame | None = None
+        self._after_step_us: int | None = None
+        """The last time of captures whose clock was set back during this batch."""
         self.packets = PacketCounts()
         if self._last is not None:
             self.packets.merge(self._last.packets)
@@ -103,8 +106,10 @@ class StreamDriver:
             F.max(F.when(~captured, F.col("time"))).alias("taps_us"),
         )
         tables = self._decoded(wire)
+        captures_us = max(self.reached.captures_us, seen.get["captures_us"] or 0)
         self.reached = CompleteUpTo(
-            max(self.reached.captures_us, seen.get["captures_us"] or 0),
+            # After a step back the clock's new time counts: by the old one, all would be over.
+            captures_us if self._after_step_us is None else self._after_step_us,
             max(self.reached.taps_us, seen.get["taps_us"] or 0),
         )
         return tables
@@ -128,9 +133,19 @@ class StreamDriver:
 
     def _reassembled(self, states: DataFrame | None) -> DataFrame:
         splits, since_us = list(self._new_input.captures), self._begun.since_us
-        self.packets.merge(count_packets(self._spark, splits))
+        known = {} if self._last is None else self._last.position.captures
+        earlier = {
+            path: read.layout.time_ns for path, read in known.items() if read.layout is not None
+        }
+        counts = count_packets(self._spark, splits, earlier)
+        self.packets.merge(counts)
+        written: list[int] | None = None
+        if counts.packets[CLOCK_STEP]:
+            written = rotations(list(dict.fromkeys(split.path for split in splits)))
+            self._after_step_us = counts.last_ns // 1000
         segments = segments_of(self._spark, splits, since_us=since_us)
-        rows = reassemble_on(segments, states, PortMap(self._begun.ports), now=self.reached)
+        ports = PortMap(self._begun.ports)
+        rows = reassemble_on(segments, states, ports, now=self.reached, written=written)
         # One pass gives bytes and states; written in two partitions, each is read alone.
         is_state = F.when(F.col("kind") == FLOWS, FLOWS).otherwise("wire")
         made = self._staging.work("captured", rows.withColumn(PART, is_state), split_by=(PART,))

@@ -38,7 +38,13 @@ from crosswire.pipeline.stream.ledger_state import (
 )
 from crosswire.pipeline.stream.minute_tables import MinuteTables
 from crosswire.pipeline.stream.watermarks import HubTimes, settled_before
-from crosswire.pipeline.summary import DELIVERY_FAULTS, LEDGER_TABLES, MINUTE_TABLES
+from crosswire.pipeline.summary import (
+    DAMAGED_ANSWERS,
+    DELIVERY_FAULTS,
+    LEDGER_TABLES,
+    MINUTE_TABLES,
+    OTHER_PAYLOAD,
+)
 from crosswire.pipeline.tables import reconciliation as reconciling
 from crosswire.pipeline.tables.deliveries import UNKNOWN, hops, missing_ranges, unrecorded
 from crosswire.pipeline.tables.finality import KEPT, PART, TARGET_TABLE, union_of
@@ -310,10 +316,15 @@ class LedgerTables:
         ).withColumn("horizon", self._by_node(horizons))
         judged = reconciling.judge(both, counted, self._missing)
         judged = judged.withColumn(KEPT, _is_final(settled))
+        conditions = {name: F.col("verdict") == name for name in VERDICTS}
+        conditions[OTHER_PAYLOAD] = ~reconciling.same_payload()
+        conditions[DAMAGED_ANSWERS] = reconciling.is_damaged_answer(
+            F.coalesce(F.col("wire.kind"), F.col("ledger.kind")), F.col("ledger.intact")
+        )
         return self._counted(
             "judged",
             judged,
-            {name: (F.col("verdict") == name) & ~F.col("left_out") for name in VERDICTS},
+            {name: each & ~F.col("left_out") for name, each in conditions.items()},
             lambda rows: self._staging.work("judged", rows),
         )
 

@@ -78,12 +78,14 @@ __all__ = [
     "both_sides",
     "compare",
     "counted_topics",
+    "is_damaged_answer",
     "is_passage",
     "judge",
     "ledger_passages",
     "reconciliation",
     "reconciliation_rows",
     "replies",
+    "same_payload",
     "tapped_connections",
     "wire_passages",
     "with_replies",
@@ -563,6 +565,19 @@ def _is_left_out() -> Column:
     return F.coalesce(alone, F.lit(False))
 
 
+def same_payload() -> Column:
+    """Whether both sides of a passage have the same payload; null where nobody knows."""
+    is_same = F.col("wire.crc") == F.col("ledger.crc")
+    # Rows that were paired by their destination alone may be the wrong ones where others are
+    # missing: that their payloads differ then proves nothing.
+    return F.when(is_same | F.col("is_complete"), is_same)
+
+
+def is_damaged_answer(kind: Column, intact: Column) -> Column:
+    """Whether a passage is that of an answer to the hub whose payload in the lake has changed."""
+    return (F.col("way") == IN) & (kind == RESPONSE) & ~intact
+
+
 def _output() -> list[Column]:
     wire, ledger = F.col("wire"), F.col("ledger")
     both = [
@@ -586,10 +601,6 @@ def _output() -> list[Column]:
         F.when(ledger.isNull() & wire["broken"], False)
         .otherwise(wire["acknowledged"])
         .alias("acknowledged"),
-        # Rows that were paired by their destination alone may be the wrong ones where others are
-        # missing: that their payloads differ then proves nothing.
-        F.when(
-            (wire["crc"] == ledger["crc"]) | F.col("is_complete"), wire["crc"] == ledger["crc"]
-        ).alias("same_payload"),
+        same_payload().alias("same_payload"),
         ledger["intact"].alias("intact"),
     ]
