@@ -69,8 +69,8 @@ class SortedNames:
             del self._blocks[number], self._firsts[number]
 
     def after(self, name: str, most: int) -> list[str]:
-        """Some of the names after this one, in order, at most so many; none after the last. An
-        empty name is before all others."""
+        """Some of the names after this one, in order, at most `most`; none after the last. An empty
+        name is before all others."""
         number = max(bisect_right(self._firsts, name) - 1, 0)
         for block in self._blocks[number : number + 2]:
             index = bisect_right(block, name)
