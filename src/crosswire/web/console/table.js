@@ -186,25 +186,29 @@ export function serverTable(screen, spec) {
   async function search(mine) {
     const signal = AbortSignal.any([screen.signal, mine.signal]);
     const until = Date.now() + SEARCH_MS;
-    isSearching = true;
+    const isShort = () => following !== "" && rows.length < limit;
+    const wasShort = isSearching = isShort();
+    show();
     try {
-      while (isSearching && following && rows.length < limit && Date.now() < until) {
-        show();
+      while (isSearching && isShort() && Date.now() < until) {
         const answer = await spec.load({ ...query(), [cursor]: following, limit: limit - rows.length }, signal);
         if (signal.aborted) return;
-        rows = [...rows, ...spec.rows(answer)];
+        const found = spec.rows(answer);
+        rows = [...rows, ...found];
         following = answer.next ?? "";
+        // Else nothing changes, and who is about to press the button keeps it.
+        if (found.length) show();
       }
     } catch (error) {
       if (signal.aborted || error.name === "AbortError") return;
       screen.fail(error);
     }
     isSearching = false;
-    show();
+    if (wasShort) show();
   }
 
   function searchButton() {
-    const text = isSearching ? "Stop" : "Search further back";
+    const text = isSearching ? "Stop" : "Look further back";
     return el("button", { type: "button", class: "quiet", onclick: () => {
       if (isSearching) isSearching = false;
       else search(loading);

@@ -151,7 +151,7 @@ function livePanel(screen) {
         { title: "Protocol", cell: (row) => row.protocol },
         { title: "Address", class: "nowrap", cell: (row) => name(row.address) },
         { title: "Client", hide: true, cell: (row) => name(row.client || "–") },
-        { title: "User", class: "keep", cell: (row) => name(row.principal || "–") },
+        { title: "User", class: "keep small", cell: (row) => name(row.principal || "–") },
         { title: "Received", sort: "received", number: true, cell: (row) => size(row.received_bytes) },
         { title: "Sent", sort: "sent", number: true, cell: (row) => size(row.sent_bytes) },
       ],
