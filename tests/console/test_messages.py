@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 import crosswire
 from crosswire.cli.hub import Api
 from crosswire.testing import RunningHub
+from crosswire.web.paging import cursor_of
 from tests.console.browser import ConsolePage
 from tests.console.traffic import ADMINISTRATOR, SHOP
 
@@ -70,6 +71,34 @@ def test_messages_are_searched_by_the_hub(console: ConsolePage) -> None:
     assert "destination=queue" in page.url
     page.reload()
     expect(console.row("twelve")).to_have_count(3)
+    console.check()
+
+
+def test_a_search_goes_on_until_it_finds_something(console: ConsolePage) -> None:
+    """A request looks for some seconds: the first one ends before it has found anything."""
+    page = console.page
+    newest = cursor_of(1 << 40)
+
+    def answer(route: Route) -> None:
+        if "cursor=" in route.request.url:
+            route.continue_()
+        else:
+            route.fulfill(json={"messages": [], "next": newest})
+
+    page.route("**/v1/messages?*", answer)
+    console.visit("/messages?destination=queue/letters&text=twelve")
+    expect(console.row("twelve")).to_have_count(3)
+    console.check()
+
+
+def test_a_long_search_can_be_stopped(console: ConsolePage) -> None:
+    page = console.page
+    empty = {"messages": [], "next": cursor_of(1 << 40)}
+    page.route("**/v1/messages?*", lambda route: route.fulfill(json=empty))
+    console.visit("/messages?text=nothing")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("button", name="Look further back")).to_be_visible()
+    expect(page.get_by_text("There is more to look through")).to_be_visible()
     console.check()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
+from crosswire.cli.hub import Api
 from crosswire.testing import running_hub
 from tests.console.browser import BrowserThread, ConsolePage, part
 from tests.console.traffic import ADMINISTRATOR, HOSTILE, HOSTILE_TEXT, OBSERVER, SHOP
@@ -30,6 +31,7 @@ SCREENS = (
     "/tail",
     "/tail?destination=queue/orders",
     "/nowhere",
+    "/queues/not-there",
 )
 
 
@@ -67,6 +69,23 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(open_console: Any) -> None:
     tab.page.get_by_role("link", name="Queues").click()
     expect(tab.page.get_by_role("heading", name="Queues", level=1)).to_be_visible()
     tab.check()
+
+
+def test_a_screen_that_fails_leads_on(console: ConsolePage) -> None:
+    console.visit("/queues/not-there")
+    expect(console.page.get_by_text("there is no queue 'not-there'")).to_be_visible()
+    console.page.get_by_role("link", name="Go to queues").click()
+    expect(console.page.get_by_role("heading", name="Queues", level=1)).to_be_visible()
+
+
+def test_lists_fit_beside_the_navigation(open_console: Any, flows: Api) -> None:
+    tab: ConsolePage = open_console(viewport={"width": 1024, "height": 768})
+    assert flows.get("/v1/schedules")["schedules"]
+    for screen in ("/queues", "/messages", "/dead/letters", "/schedules", "/connections"):
+        tab.visit(screen)
+        wider = "each => Math.max(each.scrollWidth - each.clientWidth, 0)"
+        frame = tab.page.locator(".list .table-frame")
+        assert frame.evaluate(wider) == 0, screen
 
 
 def test_hostile_names_are_shown_as_they_are(console: ConsolePage) -> None:

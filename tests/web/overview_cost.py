@@ -2,7 +2,8 @@
 
     python -m tests.web.overview_cost [--queues 100000] [--connections 10000] [--rounds 7]
 
-A hub in its own process gets the queues, each with a message, and the connections. Then each
+A hub in its own process gets the queues (one in a hundred is a topic), each with a message, and
+the connections. Then each
 request of the console's overview and lists is made several times, while a probe, one more
 connection, sends pings: the longest time between a ping and its pong is how long the event loop
 was held. Of all rounds of a request the median counts, since other programs hold the probe up as
@@ -25,7 +26,7 @@ import msgspec
 from crosswire.cli.bench.hub import StartedHub, started_hub
 from crosswire.wire.emp.frames import Hello, Ping, serialize
 
-__all__ = ["OVERVIEW", "REQUESTS", "RequestCost", "measure"]
+__all__ = ["OVERVIEW", "REQUESTS", "SEARCHES", "RequestCost", "measure"]
 
 OVERVIEW = "/v1/state"
 REQUESTS = (
@@ -33,11 +34,25 @@ REQUESTS = (
     "/v1/stats",
     "/v1/stats/busiest?limit=10",
     "/v1/queues?sort=age&state=backlog&limit=6",
+    "/v1/queues?limit=50",
+    "/v1/queues?limit=1000",
     "/v1/queues?sort=length&limit=50",
+    "/v1/queues?sort=size&limit=50",
+    "/v1/queues?sort=age&limit=50",
+    "/v1/queues?sort=in&limit=50",
+    "/v1/queues?sort=out&limit=50",
+    "/v1/queues?sort=consumers&limit=50",
+    "/v1/queues?sort=dead&limit=50",
+    "/v1/queues?state=dead&limit=50",
+    "/v1/queues?state=paused&limit=50",
     "/v1/queues?contains=99&limit=50",
+    "/v1/queues?contains=nothing&limit=50",
+    "/v1/queues/many/q77?messages=20",
     "/v1/dead?limit=10",
     "/v1/connections?sort=in&limit=50",
+    "/v1/connections?sort=age&limit=50",
     "/v1/connections?contains=emp-1-ff&limit=50",
+    "/v1/connections/closed?limit=50",
     "/v1/services?limit=50",
     "/v1/topics?sort=in&limit=50",
     "/v1/subscriptions?sort=lag&limit=50",
@@ -45,6 +60,12 @@ REQUESTS = (
     "/metrics",
 )
 """What the console asks for on its overview and lists, and what monitoring does."""
+SEARCHES = (
+    "/v1/messages?destination=queue/many/q77&limit=20",
+    "/v1/messages?text=nothing&limit=20",
+    "/v1/log",
+)
+"""What reads the whole log, or names everything: it may take as long as it takes, in turns."""
 
 _HELLO = serialize(Hello(1))
 _PING = serialize(Ping())
@@ -62,6 +83,8 @@ class RequestCost(msgspec.Struct, frozen=True):
     """Until the response was there."""
     held_s: float
     """The probe's longest wait meanwhile."""
+    worst_s: float
+    """The longest wait of all rounds."""
 
 
 def main() -> None:
@@ -74,11 +97,11 @@ def main() -> None:
     print(
         f"{options.queues:,} queues, {options.connections:,} connections; the probe's longest wait"
     )
-    print(f"  {'without a request':<45}{idle * 1000:>31.1f} ms")
+    print(f"  {'without a request':<50}{idle * 1000:>31.1f} ms")
     for each in costs:
         print(
-            f"  {each.path:<45}answered in {each.took_s * 1000:>7.1f} ms,"
-            f" {each.held_s * 1000:>6.1f} ms"
+            f"  {each.path:<50}answered in {each.took_s * 1000:>7.1f} ms,"
+            f" {each.held_s * 1000:>6.1f} ms, at worst {each.worst_s * 1000:>6.1f} ms"
         )
 
 
@@ -101,7 +124,7 @@ def measure(queues: int, connections: int, rounds: int) -> tuple[float, list[Req
         _wait_for_totals(address, queues, connections)
         with probing(hub) as probe:
             idle = statistics.median(_idle(probe) for _ in range(rounds))
-            costs = [_cost(address, probe, path, rounds) for path in REQUESTS]
+            costs = [_cost(address, probe, path, rounds) for path in (*REQUESTS, *SEARCHES)]
     return idle, costs
 
 
@@ -127,7 +150,11 @@ class _Http:
 def _fill(hub: _Http, queues: int) -> None:
     for start in range(0, queues, _BATCH):
         names = range(start, min(start + _BATCH, queues))
-        messages = [{"destination": f"queue/many/q{n}", "text": "x"} for n in names]
+        # One in a hundred is a topic.
+        messages = [
+            {"destination": f"{'queue' if n % 100 else 'topic'}/many/q{n}", "text": "x"}
+            for n in names
+        ]
         hub.send("POST", "/v1/messages", msgspec.json.encode({"messages": messages}))
 
 
@@ -158,7 +185,10 @@ def _wait_for_totals(hub: _Http, queues: int, connections: int) -> None:
     """Until the hub has counted all queues: of very many it does so now and then."""
     for _ in range(600):
         state = msgspec.json.decode(hub.send("GET", OVERVIEW))
-        if state["queues"] >= queues and state["connections"].get("emp") == connections:
+        if (
+            state["queues"] + state["topics"] >= queues
+            and state["connections"].get("emp") == connections
+        ):
             return
         time.sleep(0.1)
     raise TimeoutError(f"the hub does not count {queues} queues and {connections} connections")
@@ -212,7 +242,7 @@ def _cost(hub: _Http, probe: Probe, path: str, rounds: int) -> RequestCost:
         # The loop may still be held for a moment by what follows a response.
         time.sleep(0.01)
         held.append(probe.longest)
-    return RequestCost(path, statistics.median(took), statistics.median(held))
+    return RequestCost(path, statistics.median(took), statistics.median(held), max(held))
 
 
 if __name__ == "__main__":

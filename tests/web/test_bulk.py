@@ -97,14 +97,6 @@ async def test_a_cancelled_request_gives_its_turn_back() -> None:
         pass
 
 
-async def test_names_are_sorted_in_turns() -> None:
-    work = LongWork()
-    names = [f"queue/{n * 7919 % 10_007}" for n in range(10_007)]
-    async with work.turn() as turn:
-        found = await work.first(names, 100, lambda name: not name.endswith("1"), turn)
-    assert found == sorted(name for name in names if not name.endswith("1"))[:100]
-
-
 @pytest.mark.parametrize(
     "destinations",
     [

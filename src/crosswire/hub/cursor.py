@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from typing import Annotated, Final
+from typing import Annotated, Final, Protocol
 
 import msgspec
 
@@ -20,10 +20,17 @@ from crosswire.errors import RecordDamaged, RecordUnreadable
 from crosswire.store.contract import Store
 from crosswire.store.records import Count, reader
 
-__all__ = ["Cursor", "FailedDelivery", "UnsettledMessage"]
+__all__ = [
+    "CHANGES",
+    "SNAPSHOTS",
+    "Cursor",
+    "CursorSource",
+    "FailedDelivery",
+    "UnsettledMessage",
+]
 
-_SNAPSHOTS: Final = "cursor"
-_CHANGES: Final = "change"
+SNAPSHOTS: Final = "cursor"
+CHANGES: Final = "change"
 LEAST_CHANGES: Final = 4096
 _ID_BYTES: Final = 8
 
@@ -72,6 +79,16 @@ def _read_change(record: bytes) -> _Change:
     return change
 
 
+class CursorSource(Protocol):
+    """What the records of a cursor are read from; see `Store`."""
+
+    def get_or_raise(self, _space: str, _key: bytes, /) -> bytes | None:
+        """None where there is none. Raises RecordUnreadable."""
+
+    def load_all(self, _space: str, _prefix: bytes, /) -> list[tuple[bytes, bytes]]:
+        """Keys and values. Raises RecordUnreadable."""
+
+
 class Cursor:
     """`upto` and `open` are what was recovered; `later` are ids after `upto` that are settled.
 
@@ -79,7 +96,8 @@ class Cursor:
     it must not be used.
     """
 
-    def __init__(self, store: Store, key: bytes) -> None:
+    def __init__(self, store: Store, key: bytes, source: CursorSource | None = None) -> None:
+        """It is written to the store, and read from there unless there is another `source`."""
         self.key = key
         self.upto = 0
         self.is_begun = False
@@ -98,13 +116,12 @@ class Cursor:
         self._changes = 0
         self._next_change = 0
         self._generation: int | None = 0
-        self._recover()
+        self._recover(source or store)
 
-    def _recover(self) -> None:
-        store = self._store
+    def _recover(self, source: CursorSource) -> None:
         try:
-            stored = store.get_or_raise(_SNAPSHOTS, self.key)
-            rows = store.load_all(_CHANGES, self._prefix())
+            stored = source.get_or_raise(SNAPSHOTS, self.key)
+            rows = source.load_all(CHANGES, self._prefix())
         except RecordUnreadable as error:
             self.damage.append(error)
             return
@@ -186,7 +203,7 @@ class Cursor:
             return
         change = _Change(head, self._settled.tobytes(), self._refused, self._generation)
         key = self._prefix() + self._next_change.to_bytes(8)
-        self._store.save(_CHANGES, key, _encode(change))
+        self._store.save(CHANGES, key, _encode(change))
         self._changes += len(self._settled) + len(self._refused)
         self._next_change += 1
         self._settled = array("q")
@@ -197,7 +214,7 @@ class Cursor:
         self._generation = (self._generation or 0) + 1
         self.saved_upto = upto
         snapshot = _Snapshot(upto, opened, self._generation)
-        self._store.save(_SNAPSHOTS, self.key, _encode(snapshot))
+        self._store.save(SNAPSHOTS, self.key, _encode(snapshot))
         self._drop_changes()
         self._changes = 0
         self._settled = array("q", sorted(each for each in self.later if each > upto))
@@ -210,7 +227,7 @@ class Cursor:
 
     def forget(self) -> None:
         """Delete all records of it."""
-        self._store.drop(_SNAPSHOTS, self.key)
+        self._store.drop(SNAPSHOTS, self.key)
         self._drop_changes()
 
     def _drop_changes(self) -> None:
@@ -218,7 +235,7 @@ class Cursor:
         has to step over one by one."""
         prefix = self._prefix()
         for number in range(self._next_change):
-            self._store.drop(_CHANGES, prefix + number.to_bytes(8))
+            self._store.drop(CHANGES, prefix + number.to_bytes(8))
         self._next_change = 0
 
     def _prefix(self) -> bytes:

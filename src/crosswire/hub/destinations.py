@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from crosswire.envelope import (
     Destination,
@@ -12,8 +12,9 @@ from crosswire.envelope import (
 from crosswire.errors import InvalidDestination, RecordDamaged
 from crosswire.hub.core import Core, SendEnvelope
 from crosswire.hub.policies import HubConfig, QueuePolicy, Retry, TopicPolicy
-from crosswire.hub.queues import Queue, stored_depth
+from crosswire.hub.queues import Queue, stored_depth, stored_pause
 from crosswire.hub.shares import DestinationOwners
+from crosswire.hub.stored_queues import StoredQueue
 from crosswire.hub.subscriptions import Subscriptions
 from crosswire.hub.topics import KnownTopics, Topic
 
@@ -38,6 +39,8 @@ class Destinations:
     ) -> None:
         self.owners = owners
         self.queues: dict[str, Queue] = {}
+        self.stored: dict[str, StoredQueue] = {}
+        """What is stored of queues that nobody has opened, as far as somebody has read it."""
         self.topics = topics.by_destination
         self._known_topics = topics
         self.consumers_changed: list[Callable[[Queue], None]] = []
@@ -97,6 +100,7 @@ class Destinations:
             consumers_changed=self._note_consumers_changed,
         )
         self.queues[destination] = queue
+        self.stored.pop(destination, None)
         queue.recover(self._core.loop.now)
         return queue
 
@@ -131,6 +135,9 @@ class Destinations:
         """Length and size of a queue, which is not opened for it; zeros if there is none."""
         queue = self.queues.get(destination)
         if queue is None:
+            stored = self.stored.get(destination)
+            if stored is not None:
+                return stored.length, stored.size_bytes
             number = self._core.store.destinations().get(destination)
             try:
                 return (0, 0) if number is None else stored_depth(self._core.store, number)
@@ -138,6 +145,41 @@ class Destinations:
                 # An opened one counts what is stored.
                 queue = self.queue(destination)
         return queue.length, queue.size_bytes
+
+    def depths(self, destinations: Iterable[str]) -> list[tuple[int, int]]:
+        """`depth` of many, for lists and totals over all queues."""
+        opened = self.queues.get
+        return [
+            self.depth(name)
+            if (queue := opened(name)) is None
+            else (queue.length, queue.size_bytes)
+            for name in destinations
+        ]
+
+    def oldest_times_us(self, destinations: Iterable[str]) -> list[int]:
+        """When the oldest unsettled message of each queue was accepted, in µs; 0 if it has none, or
+        nothing of it is in memory. One that nobody has used is opened only if it has messages, and
+        what is stored of it is not known."""
+        opened, stored = self.queues.get, self.stored.get
+        times = []
+        for destination in destinations:
+            queue = opened(destination)
+            if queue is None:
+                known = stored(destination)
+                if known is not None:
+                    times.append(known.oldest_us)
+                    continue
+                queue = self.queue(destination) if self.depth(destination)[0] else None
+            times.append(queue.oldest_us() if queue is not None and queue.length else 0)
+        return times
+
+    def is_paused(self, destination: str) -> bool:
+        """Whether an operator paused this queue, which is not opened for it."""
+        queue = self.queues.get(destination)
+        if queue is not None:
+            return queue.paused
+        number = self._core.store.destinations().get(destination)
+        return number is not None and stored_pause(self._core.store, number)
 
     def all_queues(self) -> list[Queue]:
         """Every queue in order of names, those that nobody used since the start included."""

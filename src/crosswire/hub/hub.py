@@ -10,7 +10,7 @@ receives it: each is given what it needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from random import Random
@@ -40,6 +40,7 @@ from crosswire.hub.schedules import Schedules
 from crosswire.hub.seals import LakeSeals
 from crosswire.hub.services import Answer, Call, Provider, ProviderReceiver, Services
 from crosswire.hub.shares import DestinationOwners, Holders, Quota
+from crosswire.hub.stored_queues import StoredQueue
 from crosswire.hub.subscriptions import Start, Subscription, Subscriptions, predicate
 from crosswire.hub.timers import Timers
 from crosswire.hub.topics import KnownTopics, Topic
@@ -388,6 +389,29 @@ class Hub:
     def depth(self, destination: str) -> tuple[int, int]:
         """Length and size in bytes of a queue, which is not opened for it."""
         return self._destinations.depth(destination)
+
+    def depths(self, destinations: Iterable[str]) -> list[tuple[int, int]]:
+        """`depth` of many."""
+        return self._destinations.depths(destinations)
+
+    def oldest_times_us(self, destinations: Iterable[str]) -> list[int]:
+        """When the oldest unsettled message of each queue was accepted, in µs; 0 if it has none, or
+        nothing of it is in memory."""
+        return self._destinations.oldest_times_us(destinations)
+
+    def adopt_stored(self, queues: dict[str, StoredQueue]) -> None:
+        """What `read_stored_queues` has read: `depth` and `oldest_times_us` of queues that nobody
+        has opened are known from now on."""
+        self._destinations.stored = queues
+
+    def is_paused(self, destination: str) -> bool:
+        """Whether an operator paused this queue, which is not opened for it."""
+        return self._destinations.is_paused(destination)
+
+    def opened_queues(self) -> Mapping[str, Queue]:
+        """By destination, those that somebody has used since the start: only they have consumers,
+        and something in memory."""
+        return self._destinations.queues
 
     def topics(self) -> list[Topic]:
         """Every topic in order of names."""

@@ -16,9 +16,9 @@ from crosswire.hub.policies import QueuePolicy
 from crosswire.store.contract import Page, Store
 from crosswire.store.records import Count, reader
 
-__all__ = ["Queue", "stored_depth"]
+__all__ = ["DEPTHS", "Queue", "read_depth", "stored_depth", "stored_pause"]
 
-_DEPTHS: Final = "depth"
+DEPTHS: Final = "depth"
 _PAUSED: Final = "paused"
 """A space: queues that an operator paused, by their number."""
 _STUCK_AFTER: Final = 65_536
@@ -30,16 +30,21 @@ class _Depth(msgspec.Struct, array_like=True, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_read_depth: Callable[[bytes], _Depth] = reader(_Depth, "the length of a queue")
+read_depth: Callable[[bytes], _Depth] = reader(_Depth, "the length of a queue")
 
 
 def stored_depth(store: Store, number: int) -> tuple[int, int]:
     """Length and size of a queue that nobody has opened. Raises RecordDamaged."""
-    stored = store.get(_DEPTHS, number.to_bytes(4))
+    stored = store.get(DEPTHS, number.to_bytes(4))
     if stored is None:
         return 0, 0
-    depth = _read_depth(stored)
+    depth = read_depth(stored)
     return depth.length, depth.size_bytes
+
+
+def stored_pause(store: Store, number: int) -> bool:
+    """Whether a queue that nobody has opened is paused."""
+    return store.get(_PAUSED, number.to_bytes(4)) is not None
 
 
 class Queue(Backlog):
@@ -79,14 +84,14 @@ class Queue(Backlog):
         self._attached = 0
         self._used_before = (0, 0)
         key = self.number.to_bytes(4)
-        self.paused = core.store.get(_PAUSED, key) is not None
+        self.paused = stored_pause(core.store, self.number)
         """Whether nothing is delivered from it until an operator resumes it."""
-        stored = core.store.get(_DEPTHS, key)
+        stored = core.store.get(DEPTHS, key)
         if stored is not None:
             try:
-                depth = _read_depth(stored)
+                depth = read_depth(stored)
             except RecordDamaged as error:
-                core.damage.set_aside_state(_DEPTHS, key, stored, error)
+                core.damage.set_aside_state(DEPTHS, key, stored, error)
                 depth = self._count_stored()
             self.length, self.size_bytes = depth.length, depth.size_bytes
 
@@ -125,7 +130,7 @@ class Queue(Backlog):
         """Delete its cursor and counters; nothing of it is written any more."""
         self._commits.forget(self)
         self.cursor.forget()
-        self._store.drop(_DEPTHS, self.number.to_bytes(4))
+        self._store.drop(DEPTHS, self.number.to_bytes(4))
         self._store.drop(_PAUSED, self.number.to_bytes(4))
 
     def pause(self, paused: bool, now: float) -> None:
@@ -293,7 +298,7 @@ class Queue(Backlog):
 
     def _write_counters(self) -> None:
         depth = _Depth(self.length, self.size_bytes)
-        self._store.save(_DEPTHS, self.number.to_bytes(4), _encode(depth))
+        self._store.save(DEPTHS, self.number.to_bytes(4), _encode(depth))
 
     def reclaim(self) -> None:
         """Delete everything below the head; if that has not moved for long, also what is settled

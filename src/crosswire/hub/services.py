@@ -304,6 +304,11 @@ class Services:
         """The destinations of all services that somebody provides."""
         return list(self._services)
 
+    @property
+    def count(self) -> int:
+        """How many services have a provider."""
+        return len(self._services)
+
     def load(self, name: str) -> tuple[int, int]:
         """How many calls of a service are in progress, and how many of them wait for a provider."""
         service = self._services.get(name)

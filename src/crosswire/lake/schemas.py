@@ -30,8 +30,13 @@ __all__ = [
     "OPEN",
     "RESET",
     "SCHEMAS",
+    "START_OF_CONNECTION",
     "WIRE",
 ]
+
+START_OF_CONNECTION: Final = r"-(?P<start>[0-9a-f]{1,15})-[0-9a-f]+$"
+"""In the name of a hub's connection: which start of the hub on its data it was accepted after. They
+are counted up."""
 
 
 def _column(name: str, kind: pa.DataType, *, optional: bool = False) -> pa.Field:

@@ -233,7 +233,7 @@ class _WholeInput:
     def counts(self, directions: DataFrame, frames: Split, violations: Split) -> Counts:
         """The counts of all connections."""
         counted = tallies(frames[0], violations[0]).persist(StorageLevel.DISK_ONLY)
-        return Counts.whole(directions, counted)
+        return Counts.whole(directions, counted, self.principals())
 
     def packet_rows(self) -> DataFrame | None:
         """Rows about the packets of all captures."""

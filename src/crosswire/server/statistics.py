@@ -36,10 +36,12 @@ _ASKED_S: Final = 600.0
 _CHOSEN: Final = 2_000
 """Names that are compared for being the busiest, the ones that were active last."""
 _DISK_S: Final = 10.0
-_SLICE: Final = 200
+_SLICE: Final = 100
+_SLICE_S: Final = 0.001
 _SLICE_PAUSE_S: Final = 0.01
 _REST: Final = 20
-"""A round over all queues is followed by a pause of this many times its own duration."""
+"""A round over all queues is followed by a pause of this many times the time that it worked."""
+_LONGEST_S: Final = 3.0
 
 _FLOW: Final = (
     Measure("accepted_per_s"),
@@ -330,32 +332,33 @@ class Statistics:
 
     def _round(self) -> None:
         destinations = list(self._source.store.destinations())
-        began = asyncio.get_running_loop().time()
-        self._continue_round(iter(destinations), [0, 0, 0, 0], began)
+        self._continue_round(iter(destinations), [0, 0, 0, 0], 0.0)
 
-    def _continue_round(self, names: Iterator[str], sums: list[int], began: float) -> None:
+    def _continue_round(self, names: Iterator[str], sums: list[int], took_s: float) -> None:
         if self._is_stopped:
             return
         loop = asyncio.get_running_loop()
-        counted = 0
-        for name in islice(names, _SLICE):
-            counted += 1
-            if name.startswith("queue/"):
-                length, size_bytes = self._source.depth(name)
-                sums[0] += 1
+        start = time.perf_counter()
+        while time.perf_counter() - start < _SLICE_S:
+            some = list(islice(names, _SLICE))
+            if not some:
+                self._totals = (sums[0], sums[1], sums[2], sums[3])
+                took_s += time.perf_counter() - start
+                wait_s = max(_SAMPLE_S, _REST * min(took_s, _LONGEST_S))
+                self._round_timer = loop.call_later(wait_s, self._round)
+                return
+            queues = [name for name in some if name.startswith("queue/")]
+            for name, (length, size_bytes) in zip(queues, self._source.depths(queues), strict=True):
                 if name.endswith("/dead"):
                     sums[3] += length
                 else:
                     sums[1] += length
                     sums[2] += size_bytes
-        if counted == _SLICE:
-            self._round_timer = loop.call_later(
-                _SLICE_PAUSE_S, self._continue_round, names, sums, began
-            )
-            return
-        self._totals = (sums[0], sums[1], sums[2], sums[3])
-        wait_s = max(_SAMPLE_S, _REST * min(loop.time() - began, 3.0))
-        self._round_timer = loop.call_later(wait_s, self._round)
+            sums[0] += len(queues)
+        took_s += time.perf_counter() - start
+        self._round_timer = loop.call_later(
+            _SLICE_PAUSE_S, self._continue_round, names, sums, took_s
+        )
 
     # The disk, on a thread.
 

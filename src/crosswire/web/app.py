@@ -431,9 +431,9 @@ class App:
             "crosswire_queue_bytes": ("Size of unsettled messages in queues.", totals.size_bytes),
             "crosswire_dead_letters": ("Messages in queues of dead letters.", totals.dead_letters),
             "crosswire_topics": ("Topics.", len(hub.topics_by_name())),
-            "crosswire_subscriptions": ("Named subscriptions.", len(hub.subscriptions.all())),
-            "crosswire_services": ("Services with a provider.", len(hub.services.providers())),
-            "crosswire_schedules": ("Schedules.", len(hub.schedules.all())),
+            "crosswire_subscriptions": ("Named subscriptions.", hub.subscriptions.count),
+            "crosswire_services": ("Services with a provider.", hub.services.count),
+            "crosswire_schedules": ("Schedules.", hub.schedules.count),
             "crosswire_staged_attempts": (
                 "Staged attempts of batches that are not committed.",
                 hub.staging.attempts,

@@ -27,7 +27,7 @@ from crosswire.web.dead_selection import (
 )
 from crosswire.web.messages import PREVIEW_BYTES, JsonMessage, show_message
 from crosswire.web.numbers import Id, Many
-from crosswire.web.paging import ListQuery, NameQuery, SortKey, page_of
+from crosswire.web.paging import ListQuery, NameQuery, SortKey, page_of, page_of_names
 from crosswire.web.replays import Replay, ReplayRequest, ReplayRow, ReplayRows
 from crosswire.web.times import Moment, at_us
 
@@ -155,19 +155,26 @@ async def list_dead(ask: OperationRequest) -> DeadQueues:
     others."""
     query: DeadQueuesQuery = ask.query
 
-    def key(destination: str) -> SortKey | None:
-        if not destination.startswith("queue/") or not destination.endswith("/dead"):
-            return None
-        name = _origin_name(destination)
-        length = ask.hub.depth(destination)[0]
-        if not length or query.contains not in name:
-            return None
-        if not (ask.is_observer or ask.may_read(destination)):
-            return None
-        return (-length if query.sort == "length" else 0.0), name
+    def lengths(names: list[str]) -> list[float]:
+        return [length for length, _ in ask.hub.depths(names)]
+
+    def keep(names: list[str]) -> list[str]:
+        if query.contains:
+            names = [each for each in names if query.contains in _origin_name(each)]
+        if not ask.is_observer:
+            names = [each for each in names if ask.may_read(each)]
+        return [name for name, length in zip(names, lengths(names), strict=True) if length]
 
     async with ask.work.turn() as turn:
-        page, following = await page_of(list(ask.hub.store.destinations()), key, query, turn)
+        names = await ask.work.index.names(ask.hub, "dead", turn)
+        page, following = await page_of_names(
+            names,
+            query,
+            turn,
+            prefix="queue/",
+            keep=keep,
+            values=lengths if query.sort == "length" else None,
+        )
     rows = [DeadQueue(_origin_name(each), *ask.hub.depth(each)) for each in page]
     return DeadQueues(rows, following)
 

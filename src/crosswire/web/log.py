@@ -11,8 +11,12 @@ from crosswire.errors import Forbidden, InvalidDestination, ServiceUnavailable
 from crosswire.server.log_reader import Log, LogRange, ReadPlan, ReadSplit
 from crosswire.server.log_selection import MOST_DESTINATIONS
 from crosswire.web.contract import Chunks, Operation, OperationRequest
+from crosswire.web.name_index import NAME_KINDS
 
 __all__ = ["LOG_OPERATIONS"]
+
+_NAMES: Final = 250
+"""Names that are looked at before it is checked whether the turn is over."""
 
 
 class NamesQuery(msgspec.Struct, frozen=True):
@@ -39,12 +43,18 @@ async def list_logs(ask: OperationRequest) -> Logs:
     if not (ask.is_observer or access.may_anywhere(ask.principal, "consume")):
         ask.server.context.count("forbidden", "http")
         raise Forbidden(f"{ask.principal} may not consume anything")
-    destinations = ask.hub.store.destinations() if ask.query.names else {}
-    async with ask.work.turn() as turn:
-        names = await ask.work.first(
-            destinations, len(destinations), lambda name: _may(ask, name), turn
-        )
-    return Logs(ask.hub.node, ask.hub.committed_id, names)
+    found: list[str] = []
+    if ask.query.names:
+        async with ask.work.turn() as turn:
+            for kind in NAME_KINDS:
+                names, last = await ask.work.index.names(ask.hub, kind, turn), ""
+                while some := names.after(last, _NAMES):
+                    last = some[-1]
+                    found += [name for name in some if _may(ask, name)]
+                    await turn.pause()
+            # Four sorted runs, which are merged.
+            found.sort()
+    return Logs(ask.hub.node, ask.hub.committed_id, found)
 
 
 async def plan(ask: OperationRequest) -> LogRange:

@@ -9,52 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
+from crosswire.hub.hub import Hub
+from crosswire.hub.stored_queues import StoredQueue, read_stored_queues
 from crosswire.server.server import Server
+from crosswire.web.name_index import NameIndex
+from crosswire.web.turn import Turn
 
-__all__ = ["LongWork", "QueueTotals", "Turn"]
+__all__ = ["LongWork", "QueueTotals"]
 
-_TURN_S: Final = 0.005
 _FRESH_S: Final = 1.0
 _MANY: Final = 2_000
-_SORTED: Final = 2_000
-
-T = TypeVar("T")
-
-
-class Turn:
-    """A request's turn. What it iterates over may change at each `pause`."""
-
-    def __init__(self, lock: asyncio.Lock) -> None:
-        self._lock = lock
-        self._is_held = False
-        self._ends_at = 0.0
-
-    async def begin(self) -> None:
-        """Wait for a turn."""
-        await self._lock.acquire()
-        self._is_held = True
-        self._ends_at = time.perf_counter() + _TURN_S
-
-    def end(self) -> None:
-        """Let the next request have one."""
-        if self._is_held:
-            self._is_held = False
-            self._lock.release()
-
-    async def pause(self) -> None:
-        """If this turn has taken long enough, let others work, and wait for the next one."""
-        if time.perf_counter() >= self._ends_at:
-            # Given back only after everybody else was served: else all requests that do long work
-            # would have a turn in the same round of the event loop.
-            await asyncio.sleep(0)
-            self.end()
-            await self.begin()
 
 
 class QueueTotals(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,9 +37,13 @@ class QueueTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LongWork:
-    """The turns of all requests, and totals that several of them need."""
+    """The turns of all requests, and what several of them need: names in order, and totals."""
 
     def __init__(self) -> None:
+        self.index = NameIndex()
+        """The names of destinations in order."""
+        self._known: Hub | None = None
+        self._reading: asyncio.Future[dict[str, StoredQueue]] | None = None
         self._lock = asyncio.Lock()
         self._totals = QueueTotals(queues=0, messages=0, size_bytes=0, dead_letters=0)
         self._totals_at = float("-inf")
@@ -84,24 +58,39 @@ class LongWork:
         finally:
             turn.end()
 
-    async def first(
-        self,
-        names: Iterable[str],
-        count: int,
-        choose: Callable[[str], bool],
-        turn: Turn,
-    ) -> list[str]:
-        """The first of the chosen names, in order: all of them sorted at once would take long."""
-        found: list[str] = []
-        chosen: list[str] = []
-        for name in list(names):
-            if choose(name):
-                chosen.append(name)
-                if len(chosen) == _SORTED:
-                    found = sorted(found + chosen)[:count]
-                    chosen = []
-            await turn.pause()
-        return sorted(found + chosen)[:count]
+    async def know_stored(self, server: Server, hub: Hub) -> None:
+        """Once after a start: have the hub know what is stored of very many queues that nobody has
+        used, before a list needs that of each of them."""
+        log = server.log
+        if log is None or self._known is hub:
+            return
+        if self._reading is None:
+            numbers = hub.store.destinations()
+            if len(numbers) - len(hub.opened_queues()) <= _MANY:
+                return
+            moment = log.moment()
+            self._reading = asyncio.ensure_future(
+                log.in_thread(
+                    read_stored_queues,
+                    hub.store,
+                    moment.view,
+                    dict(numbers),
+                    moment.committed,
+                    log.pause,
+                )
+            )
+            # If the hub stops, nobody may be waiting for it any more.
+            self._reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        reading = self._reading
+        try:
+            # All that wait for it wait for the same one, which ends with the hub.
+            queues = await asyncio.shield(reading)
+        finally:
+            if self._reading is reading and reading.done():
+                self._reading = None
+        if self._known is not hub:
+            self._known = hub
+            hub.adopt_stored(queues)
 
     async def totals(self, server: Server) -> QueueTotals:
         """Counts over all queues, at most a second old; of very many, as old as the last round of

@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
 from crosswire.errors import InvalidEnvelope
-from crosswire.web.long_work import Turn
+from crosswire.web.name_index import SortedNames
 from crosswire.web.numbers import Many
+from crosswire.web.turn import Turn
 
-__all__ = ["ListQuery", "NameQuery", "SortKey", "cursor_of", "page_of", "read_cursor"]
+__all__ = [
+    "ListQuery",
+    "NameQuery",
+    "SortKey",
+    "cursor_of",
+    "page_of",
+    "page_of_names",
+    "read_cursor",
+]
 
 T = TypeVar("T")
 
@@ -26,6 +35,8 @@ SortKey: TypeAlias = tuple[float, str]
 
 _LOOKED_AT: Final = 32
 """Rows that are looked at before it is checked whether the turn is over."""
+_NAMES: Final = 250
+"""Names that are looked at together, which takes less than half a millisecond."""
 _SORTED: Final = 500
 """Rows that are gathered before they are sorted, at least: all at once would take long, and the
 event loop waits for each sort."""
@@ -88,6 +99,55 @@ async def page_of(
     is_last = len(found) < most
     page = found[: query.limit]
     return [row for _, row in page], "" if is_last else cursor_of(*page[-1][0])
+
+
+async def page_of_names(
+    names: SortedNames,
+    query: ListQuery,
+    turn: Turn,
+    *,
+    prefix: str,
+    keep: Callable[[list[str]], list[str]],
+    values: Callable[[list[str]], Sequence[float]] | None = None,
+) -> tuple[list[str], str]:
+    """Like `page_of`, for names that are kept in order: many of them are looked at together.
+
+    `prefix` is what all of them begin with, and what is not in cursors; `keep` chooses those that
+    are in the list. Without `values` it is in order of names, else by value, the largest first.
+    """
+    after: SortKey | None = read_cursor(query.cursor, SortKey)
+    most = query.limit + 1
+    found: list[SortKey] = []
+    worst: SortKey | None = None
+    last = ""
+    if after is not None and values is None:
+        last = prefix + after[1]
+    while batch := names.after(last, _NAMES):
+        last = batch[-1]
+        kept = keep(batch)
+        if values is None:
+            found += [(0.0, name) for name in kept]
+            if len(found) >= most:
+                break
+        else:
+            entries = [(-value, name) for value, name in zip(values(kept), kept, strict=True)]
+            if after is not None:
+                border = (after[0], prefix + after[1])
+                entries = [each for each in entries if each > border]
+            if worst is not None:
+                # Most are not in the page: they are neither kept nor sorted.
+                entries = [each for each in entries if each < worst]
+            found += entries
+            if len(found) >= max(_SORTED, 2 * most):
+                found.sort()
+                del found[most:]
+                worst = found[-1]
+        await turn.pause()
+    found.sort()
+    page = found[: query.limit]
+    is_last = len(found) < most
+    cursor = "" if is_last else cursor_of(page[-1][0], page[-1][1].removeprefix(prefix))
+    return [name for _, name in page], cursor
 
 
 def _key(entry: tuple[SortKey, Any]) -> SortKey:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -24,7 +25,7 @@ from crosswire.web.contract import Operation, OperationRequest
 from crosswire.web.dead_selection import MessageSelection, selected_ids
 from crosswire.web.messages import SHOWN_BYTES, JsonMessage, show_message
 from crosswire.web.numbers import Few, Id
-from crosswire.web.paging import NameQuery, SortKey, page_of
+from crosswire.web.paging import NameQuery, page_of_names
 from crosswire.web.replays import ReplayRequest, ReplayRow
 from crosswire.web.state import Removed
 from crosswire.web.times import Moment, at_us
@@ -32,6 +33,9 @@ from crosswire.web.times import Moment, at_us
 __all__ = ["QUEUE_OPERATIONS"]
 
 _PURGED_AT_ONCE: Final = 256
+_KIND: Final = "queue/"
+_NEVER_US: Final = 1 << 53
+"""After every time that a message was accepted; as a number of JSON it is exact."""
 
 QueueSort = Literal["name", "length", "size", "age", "in", "out", "consumers", "dead"]
 
@@ -147,22 +151,24 @@ class MoveRequest(MessageSelection, frozen=True, kw_only=True, forbid_unknown_fi
 async def list_queues(ask: OperationRequest) -> QueuePage:
     """A page of queues: of all for observers, of those that they have a right to for others."""
     query: QueuesQuery = ask.query
-    sort_value = _SORTS[query.sort]
 
-    def key(destination: str) -> SortKey | None:
-        name = destination.removeprefix("queue/")
-        if (
-            name == destination
-            or name.endswith("/dead")
-            or query.contains not in name
-            or not ask.may_see(destination)
-            or not _has_state(ask, destination, query.state)
-        ):
-            return None
-        return -sort_value(ask, destination), name
+    def keep(names: list[str]) -> list[str]:
+        if query.contains:
+            names = [each for each in names if each.find(query.contains, len(_KIND)) >= 0]
+        if not ask.is_observer:
+            names = [each for each in names if ask.may_see(each)]
+        return _with_state(ask, names, query.state) if query.state else names
 
+    sort_values = None
+    if query.sort != "name":
+        sort_values = functools.partial(_SORTS[query.sort], ask)
+    if query.sort != "name" or query.state:
+        await ask.work.know_stored(ask.server, ask.hub)
     async with ask.work.turn() as turn:
-        page, following = await page_of(list(ask.hub.store.destinations()), key, query, turn)
+        names = await ask.work.index.names(ask.hub, "queue", turn)
+        page, following = await page_of_names(
+            names, query, turn, prefix=_KIND, keep=keep, values=sort_values
+        )
         rows = []
         for destination in page:
             # Not one that was deleted meanwhile, which `hub.queue` would create again.
@@ -172,45 +178,58 @@ async def list_queues(ask: OperationRequest) -> QueuePage:
     return QueuePage(rows, following)
 
 
-def _has_state(ask: OperationRequest, destination: str, state: str) -> bool:
+def _with_state(ask: OperationRequest, names: list[str], state: str) -> list[str]:
     hub = ask.hub
     if state == "backlog":
-        return hub.depth(destination)[0] > 0
+        return [name for name, length in zip(names, _lengths(ask, names), strict=True) if length]
     if state == "dead":
-        return hub.depth(f"{destination}/dead")[0] > 0
-    if state:
-        queue = hub.queue(destination)
-        return queue.paused if state == "paused" else bool(queue.stopped)
-    return True
+        return [name for name, letters in zip(names, _dead(ask, names), strict=True) if letters]
+    if state == "paused":
+        return [name for name in names if hub.is_paused(name)]
+    # Few, and not in memory twice: those that deliver nothing are listed by the hub.
+    stopped = {each.destination for each in hub.stopped() if isinstance(each, Queue)}
+    return [name for name in names if name in stopped]
 
 
-def _rate(*steps: Step) -> Callable[[OperationRequest, str], float]:
-    def rate(ask: OperationRequest, destination: str) -> float:
-        activity = ask.metrics.destinations.get(destination)
-        return 0.0 if activity is None else activity.rate(ask.now(), *steps)
-
-    return rate
-
-
-def _age_s(ask: OperationRequest, queue: Queue) -> float:
-    oldest_us = queue.oldest_us()
-    return max(ask.hub.wall.at(ask.now()) - oldest_us / MICROSECONDS, 0.0) if oldest_us else 0.0
+def _rates(step: Step, ask: OperationRequest, names: list[str]) -> list[float]:
+    by_name, now = ask.metrics.destinations.by_name, ask.now()
+    return [
+        0.0 if (activity := by_name.get(name)) is None else activity.rate(now, step)
+        for name in names
+    ]
 
 
-_SORTS: Final[dict[str, Callable[[OperationRequest, str], float]]] = {
-    "name": lambda _ask, _destination: 0.0,
-    "length": lambda ask, destination: ask.hub.depth(destination)[0],
-    "size": lambda ask, destination: ask.hub.depth(destination)[1],
-    "age": lambda ask, destination: (
-        _age_s(ask, ask.hub.queue(destination)) if ask.hub.depth(destination)[0] else 0.0
-    ),
-    "in": _rate(Step.ACCEPTED),
-    "out": _rate(Step.SETTLED),
-    "consumers": lambda ask, destination: (
-        len(ask.hub.queue(destination).consumers) if ask.hub.is_consumed(destination) else 0
-    ),
-    "dead": lambda ask, destination: ask.hub.depth(f"{destination}/dead")[0],
+def _lengths(ask: OperationRequest, names: list[str]) -> list[float]:
+    return [length for length, _ in ask.hub.depths(names)]
+
+
+def _dead(ask: OperationRequest, names: list[str]) -> list[float]:
+    return [length for length, _ in ask.hub.depths(f"{name}/dead" for name in names)]
+
+
+def _ages(ask: OperationRequest, names: list[str]) -> list[float]:
+    """When the oldest message was accepted, negative: an age is another one on the next page."""
+    return [-(oldest_us or _NEVER_US) for oldest_us in ask.hub.oldest_times_us(names)]
+
+
+def _consumers(ask: OperationRequest, names: list[str]) -> list[float]:
+    opened = ask.hub.opened_queues()
+    return [0 if (queue := opened.get(name)) is None else len(queue.consumers) for name in names]
+
+
+_SORTS: Final[dict[str, Callable[[OperationRequest, list[str]], Sequence[float]]]] = {
+    "length": _lengths,
+    "size": lambda ask, names: [size for _, size in ask.hub.depths(names)],
+    "age": _ages,
+    "in": functools.partial(_rates, Step.ACCEPTED),
+    "out": functools.partial(_rates, Step.SETTLED),
+    "consumers": _consumers,
+    "dead": _dead,
 }
+
+
+def _age_s(ask: OperationRequest, oldest_us: int) -> float:
+    return max(ask.hub.wall.at(ask.now()) - oldest_us / MICROSECONDS, 0.0) if oldest_us else 0.0
 
 
 def _row(ask: OperationRequest, queue: Queue) -> QueueRow:
@@ -227,7 +246,7 @@ def _facts(ask: OperationRequest, queue: Queue) -> dict[str, Any]:
         "held": sum(len(each.held) for each in queue.consumers),
         "dead_letters": ask.hub.depth(queue.dead_letters)[0],
         "oldest": at_us(oldest_us) if oldest_us else None,
-        "oldest_age_s": round(_age_s(ask, queue), 3) if oldest_us else 0.0,
+        "oldest_age_s": round(_age_s(ask, oldest_us), 3),
         "rates": flow_of(ask, queue.destination),
         "paused": queue.paused,
         "stopped": queue.stopped,

@@ -11,8 +11,8 @@ from crosswire.hub.services import Provider
 from crosswire.server.activity import Activity, merged_percentiles_s
 from crosswire.web.consumers import is_own_or_observed
 from crosswire.web.contract import Operation, OperationRequest
-from crosswire.web.long_work import Turn
 from crosswire.web.paging import NameQuery, SortKey, page_of
+from crosswire.web.turn import Turn
 
 __all__ = ["SERVICE_OPERATIONS"]
 

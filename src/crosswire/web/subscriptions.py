@@ -27,6 +27,8 @@ from crosswire.web.times import Moment, at_us
 __all__ = ["SUBSCRIPTION_OPERATIONS"]
 
 _COUNT_S: Final = 0.2
+_NEVER_US: Final = 1 << 53
+"""After every time that a message was accepted; as a number of JSON it is exact."""
 _COUNTED: Final = 500
 _MOST_TOPICS: Final = 1_000
 """Of a pattern: of one with more topics, what is on disk only is not looked at for its age."""
@@ -148,7 +150,8 @@ def _delivery_rate(ask: OperationRequest, subscription: Subscription) -> float:
 
 _SORTS: Final[dict[str, Callable[[OperationRequest, Subscription], float]]] = {
     "name": lambda _ask, _each: 0.0,
-    "lag": lambda ask, each: _age_s(ask, each.oldest_us()),
+    # By the time of its oldest message: an age is another one on the next page.
+    "lag": lambda _ask, each: -(each.oldest_us() or _NEVER_US),
     "out": _delivery_rate,
     "consumers": lambda _ask, each: len(each.consumers),
     "dead": lambda ask, each: ask.hub.depth(each.dead_letters)[0],

@@ -17,11 +17,13 @@ from crosswire.store.contract import Page
 from crosswire.web.consumers import FlowRates, flow_of, is_own_or_observed
 from crosswire.web.contract import Operation, OperationRequest
 from crosswire.web.messages import SHOWN_BYTES, JsonMessage, show_message
-from crosswire.web.paging import NameQuery, SortKey, page_of
+from crosswire.web.paging import NameQuery, page_of_names
 from crosswire.web.queues import Peek, delete_destination
 from crosswire.web.state import Removed
 
 __all__ = ["TOPIC_OPERATIONS"]
+
+_KIND: Final = "topic/"
 
 
 class TopicsQuery(NameQuery, frozen=True, kw_only=True):
@@ -73,17 +75,33 @@ async def list_topics(ask: OperationRequest) -> TopicPage:
     """A page of topics: of all for observers, of those that they have a right to for others."""
     query: TopicsQuery = ask.query
 
-    def key(topic: Topic) -> SortKey | None:
-        if query.contains not in topic.name or not ask.may_see(topic.destination):
-            return None
-        return -_sort_value(ask, topic, query.sort), topic.name
+    def keep(names: list[str]) -> list[str]:
+        if query.contains:
+            names = [each for each in names if each.find(query.contains, len(_KIND)) >= 0]
+        return names if ask.is_observer else [each for each in names if ask.may_see(each)]
+
+    def values(names: list[str]) -> list[float]:
+        topics = ask.hub.topics_by_name()
+        return [
+            0.0 if (topic := topics.get(name)) is None else _sort_value(ask, topic, query.sort)
+            for name in names
+        ]
 
     async with ask.work.turn() as turn:
-        topics = list(ask.hub.topics_by_name().values())
-        page, following = await page_of(topics, key, query, turn)
+        names = await ask.work.index.names(ask.hub, "topic", turn)
+        page, following = await page_of_names(
+            names,
+            query,
+            turn,
+            prefix=_KIND,
+            keep=keep,
+            values=None if query.sort == "name" else values,
+        )
         rows = []
-        for topic in page:
-            rows.append(_row(ask, topic))
+        for name in page:
+            topic = ask.hub.topics_by_name().get(name)
+            if topic is not None:
+                rows.append(_row(ask, topic))
             await turn.pause()
     return TopicPage(rows, following)
 
@@ -94,9 +112,7 @@ def _sort_value(ask: OperationRequest, topic: Topic, sort: str) -> float:
     if sort == "subscribers":
         audience = ask.hub.subscriptions.audience(topic)
         return len(audience.subscribers) + len(audience.subscriptions)
-    activity = None
-    if sort != "name":
-        activity = ask.metrics.destinations.get(topic.destination)
+    activity = ask.metrics.destinations.get(topic.destination)
     if activity is None:
         return 0.0
     return activity.rate(ask.now(), Step.ACCEPTED if sort == "in" else Step.DELIVERED)

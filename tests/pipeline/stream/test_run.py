@@ -258,6 +258,48 @@ def test_what_a_killed_batch_left_is_deleted(
     assert not left.exists()
 
 
+def test_sessions_of_a_killed_hub_end_with_it(spark: SparkSession, tmp_path: Path) -> None:
+    """Its connections have no end on the wire: the next start shows that they are over, and later
+    batches, which don't see a connection of that start any more, remember it."""
+    opened = ODD["waiting"][1]
+    ended = ODD["unanswered"][1]
+    steps: list[dict[str, tuple[str | None, Any]]] = [
+        {"emp-9-1": ("emp", opened), "emp-9-2": ("emp", ended)},
+        {"emp-a-1": ("emp", ended)},
+        {"other": ("emp", opened)},
+    ]
+    wanted = frozenset({"sessions"})
+    stream = Stream((str(tmp_path / "lake"),), str(tmp_path / "out"), once=True, tables=wanted)
+    shown, first = [], 0
+    for step in steps:
+        rows = tap_rows(step, first)
+        first += rows.num_rows
+        write(tmp_path / "lake", "wire", rows)
+        run_stream(spark, stream)
+        found = [
+            rows_of(tmp_path / "out", name)
+            for name in VisibleTables(str(tmp_path / "out")).names
+            if name.endswith("sessions")
+        ]
+        shown.append({row["session"]: row["ended"] for rows in found for row in rows})
+    assert shown == [
+        {"emp-9-1": "open", "emp-9-2": "fin"},
+        {"emp-9-1": "killed", "emp-9-2": "fin", "emp-a-1": "fin"},
+        {"emp-9-1": "killed", "emp-9-2": "fin", "emp-a-1": "fin", "other": "open"},
+    ]
+    job = BatchJob(find_inputs((str(tmp_path / "lake"),)), str(tmp_path / "whole"), tables=wanted)
+    run_batch(spark, job)
+    assert without_revocable(tmp_path / "whole") == without_revocable(tmp_path / "out")
+
+
+def without_revocable(folder: Path) -> Tables:
+    """`tables`, without the column that differs: rows of a batch are final."""
+    return {
+        name: [row.replace("('revocable', True)", "('revocable', False)") for row in rows]
+        for name, rows in tables(folder).items()
+    }
+
+
 def test_many_small_files_become_one(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

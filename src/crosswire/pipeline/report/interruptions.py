@@ -14,13 +14,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from crosswire.lake.schemas import START_OF_CONNECTION
 from crosswire.pipeline.report.facts import Interruption, TimeBuckets
 from crosswire.pipeline.report.over_time import piece_of
 from crosswire.pipeline.report.table_reader import Highest, ReportTables, Tally
 
 __all__ = ["HubRuns", "interruptions"]
 
-_RUN: Final = r"-(?P<run>[0-9a-f]{1,15})-[0-9a-f]+$"
 _MOST_RUNS: Final = 10_000
 _MOST: Final = 50
 
@@ -74,11 +74,13 @@ class HubRuns:
         """
         keys = pc.binary_join_element_wise(rows["node"], _runs_of(rows["last_connection"]), "\n")
         index = pc.index_in(keys, self._keys)
-        killed = pc.and_(pc.equal(rows["ended"], "open"), pc.is_valid(index))
-        killed = pc.fill_null(killed, False)
+        # A table that a stream wrote may show a kill later than the wire does.
+        is_open = pc.and_(pc.equal(rows["ended"], "open"), pc.is_valid(index))
+        killed = pc.fill_null(pc.or_(is_open, pc.equal(rows["ended"], "killed")), False)
         if not pc.any(killed).as_py():
             return rows
-        ends = pc.max_element_wise(self._ends.take(index), rows["last_time"])
+        # Of a start that only the ledger shows to be over, there is no such time.
+        ends = pc.max_element_wise(self._ends.take(index), rows["last_time"], skip_nulls=True)
         self._killed.add(
             pa.RecordBatch.from_pydict({"key": keys, "sessions": pc.cast(killed, pa.int64())})
         )
@@ -112,7 +114,7 @@ def _key(node: str, run: str) -> str:
 
 def _runs_of(connections: Any) -> Any:
     """The number of the run in each connection's name; null for names of captured connections."""
-    return pc.struct_field(pc.extract_regex(connections, _RUN), "run")
+    return pc.struct_field(pc.extract_regex(connections, START_OF_CONNECTION), "start")
 
 
 def interruptions(

@@ -195,7 +195,12 @@ class StreamDriver:
     def counts(self, directions: DataFrame, frames: Split, violations: Split) -> Counts:
         """The counts of all connections that are not over, carried on."""
         rows = Counts.carry(
-            self._output.state(COUNTS), directions, frames, violations, now_us=max(self.reached)
+            self._output.state(COUNTS),
+            directions,
+            frames,
+            violations,
+            of_ledger=self._principals,
+            now_us=max(self.reached),
         )
         return Counts.carried(self._staging.save_state(COUNTS, rows))
 

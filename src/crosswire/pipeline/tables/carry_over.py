@@ -3,6 +3,7 @@
     state     rows                                               carried until
     counts    tallies of each direction                          its connection is over
               connections, as gold.sessions groups them          its session is final
+              the latest start of each hub                       for good
     calls     requests and responses without partner             they are paired, or it is over
     principals connections, as whom they signed in               it is over
     undecided messages whose principal is not known yet          it is known, or never will be
@@ -33,7 +34,7 @@ from crosswire.pipeline.tables import tallies as tally_table
 from crosswire.pipeline.tables import topology as topology_table
 from crosswire.pipeline.tables.conversations import CALL, CALL_COLUMNS, calls, with_partner
 from crosswire.pipeline.tables.finality import KEPT, PART, Split, union_of
-from crosswire.pipeline.tables.sessions import connections
+from crosswire.pipeline.tables.sessions import connections, latest_starts, with_killed
 
 __all__ = [
     "CALLS",
@@ -58,6 +59,7 @@ PRINCIPALS: Final = "principals"
 UNDECIDED: Final = "undecided"
 _TALLIES: Final = "tallies"
 _CONNECTIONS: Final = "connections"
+_STARTS: Final = "starts"
 _EDGES: Final = "edges"
 _TOTALS: Final = "totals"
 
@@ -89,9 +91,13 @@ class Counts:
         return Counts(*parts)
 
     @staticmethod
-    def whole(directions: DataFrame, tallies: DataFrame) -> Counts:
-        """The counts of all input at once."""
-        return Counts(tallies, connections(directions, tallies).withColumn("final", F.lit(True)))
+    def whole(
+        directions: DataFrame, tallies: DataFrame, of_ledger: DataFrame | None = None
+    ) -> Counts:
+        """The counts of all input at once; `of_ledger` are the connections in the ledger."""
+        found = connections(directions, tallies)
+        found = with_killed(found, latest_starts(directions, of_ledger))
+        return Counts(tallies, found.withColumn("final", F.lit(True)))
 
     @staticmethod
     def carry(
@@ -100,12 +106,14 @@ class Counts:
         frames: Split,
         violations: Split,
         *,
+        of_ledger: DataFrame | None = None,
         now_us: int,
     ) -> DataFrame:
         """The state after a batch, from the state before it and the batch's own rows.
 
         `directions` are those of all connections that were not over before the batch, whether it
-        has new rows of them or not; `now_us` is the watermark.
+        has new rows of them or not; `of_ledger` are connections in its part of the ledger;
+        `now_us` is the watermark.
         """
         old = None if before is None else Counts.carried(before)
         # Tallies of connections that were over are not needed again: their rows are in gold.
@@ -123,8 +131,18 @@ class Counts:
         if old is not None:
             of_links = old.connections.where(F.col(KEPT) & ~F.col("final"))
             of_links = of_links.select(*current.columns)
-        sessions = union_of(of_links, current).withColumn("final", _is_final(now_us))
+        # A connection of a hub that was killed stays provisional: its last bytes may be read after
+        # a row of the ledger that shows the next start.
+        starts = latest_starts(directions, of_ledger)
+        if before is not None:
+            known_starts = before.where(F.col(PART) == _STARTS)
+            if "latest_start" in before.columns:
+                starts = union_of(starts, known_starts.select("node", "latest_start"))
+                starts = starts.groupBy("node").agg(F.max("latest_start").alias("latest_start"))
+        sessions = with_killed(union_of(of_links, current), starts)
+        sessions = sessions.withColumn("final", _is_final(now_us))
         return union_of(
+            starts.withColumn(PART, F.lit(_STARTS)),
             _with_over(tallies, directions).withColumn(PART, F.lit(_TALLIES)),
             sessions.withColumn(PART, F.lit(_CONNECTIONS)),
         )

@@ -323,7 +323,8 @@ _SESSIONS: Final = TableEntry(
         _column(
             "ended",
             TEXT,
-            "`error` or `goodbye` (a frame of the protocol), `reset` or `fin` (TCP only), `open`",
+            "`error` or `goodbye` (a frame of the protocol), `reset` or `fin` (TCP only), `killed`"
+            " (it has no end, and its hub was started again since), `open`",
         ),
         _column("error", TEXT, "Status of the error frame that ended it"),
         _REVOCABLE,

@@ -2,7 +2,11 @@
 
 `session` is the connection's name, or the name of a Relink link, which outlives its connections.
 `ended` is how its last connection ended: `error` or `goodbye` (a frame of the protocol), `reset` or
-`fin` (of TCP, without such a frame), or `open`; `error` is the status of the error frame.
+`fin` (of TCP, without such a frame), `killed` (it has no end, and its hub was started again since),
+or `open`; `error` is the status of the error frame.
+
+The name of a hub's connection has the number of the hub's start: a connection of a later start, on
+the wire or in the ledger, shows that all connections of earlier ones are over.
 """
 
 from __future__ import annotations
@@ -12,9 +16,19 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from crosswire.lake.schemas import BACKWARD, FIN, FORWARD, OPEN, RESET
+from crosswire.lake.schemas import BACKWARD, FIN, FORWARD, OPEN, RESET, START_OF_CONNECTION
+from crosswire.pipeline.tables.finality import union_of
 
-__all__ = ["by_session", "connections", "ended_connections", "sessions"]
+__all__ = [
+    "KILLED",
+    "by_session",
+    "connections",
+    "ended_connections",
+    "latest_starts",
+    "with_killed",
+]
+
+KILLED: Final = "killed"
 
 _CONNECTION: Final = ("node", "connection")
 _SUMS: Final = (
@@ -58,9 +72,27 @@ def ended_connections(directions: DataFrame) -> DataFrame:
     )
 
 
-def sessions(directions: DataFrame, tallies: DataFrame) -> DataFrame:
-    """The whole table, from silver.directions and the tallies of the same directions."""
-    return by_session(connections(directions, tallies))
+def latest_starts(*connections: DataFrame | None) -> DataFrame:
+    """By node, the `latest_start` of its hub that any of these connections was accepted after."""
+    names = union_of(*[None if each is None else each.select(*_CONNECTION) for each in connections])
+    return names.groupBy("node").agg(F.max(_start(F.col("connection"))).alias("latest_start"))
+
+
+def with_killed(connections: DataFrame, starts: DataFrame) -> DataFrame:
+    """Rows of `connections`, with those without an end whose hub was started again as killed."""
+    is_killed = (F.col("how") == OPEN) & (_start(F.col("connection")) < F.col("latest_start"))
+    return (
+        connections.join(F.broadcast(starts), "node", "left")
+        .withColumn("how", F.when(is_killed, KILLED).otherwise(F.col("how")))
+        .drop("latest_start")
+    )
+
+
+def _start(connection: Column) -> Column:
+    """The number of the hub's start in a connection's name; null for names of captured ones."""
+    # Java's expressions have another syntax for groups with names.
+    digits = F.regexp_extract(connection, START_OF_CONNECTION.replace("?P<start>", ""), 1)
+    return F.conv(F.nullif(digits, F.lit("")), 16, 10).cast("bigint")
 
 
 def connections(directions: DataFrame, tallies: DataFrame, *more: Column) -> DataFrame:

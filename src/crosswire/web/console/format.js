@@ -26,7 +26,10 @@ export function visible(text, { lines = false } = {}) {
 
 /** A name or text of a peer: escaped, and isolated from the direction of what is around it. */
 export function name(text, attributes = {}) {
-  return el("bdi", { class: "name", ...attributes }, visible(text));
+  // A long one breaks after a slash, if it can.
+  const levels = visible(text).split("/");
+  return el("bdi", { class: "name", ...attributes },
+    levels.map((level, index) => (index < levels.length - 1 ? [`${level}/`, el("wbr", {})] : level)));
 }
 
 /** A link with a name of a peer as its text. */

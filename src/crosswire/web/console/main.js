@@ -160,6 +160,7 @@ async function show(route, params, query) {
     if (mine.signal.aborted) return;
     if (!root.querySelector("h1")) mine.heading(route?.title ?? "Error");
     mine.fail(error);
+    root.append(wayOn(route, error));
   } finally {
     clearTimeout(slow);
   }
@@ -168,6 +169,14 @@ async function show(route, params, query) {
   parts.main.dataset.screen = location.hash;
   window.scrollTo(0, 0);
   if (!isFirst) root.querySelector("h1")?.focus({ preventScroll: true });
+}
+
+/** Where to go from a screen that could not be shown. */
+function wayOn(route, error) {
+  const list = ROUTES.find((each) => each.group && each.path.length > 1 && route?.path.startsWith(`${each.path}/`));
+  return el("p", {}, el("button", { type: "button", onclick: () => navigate() }, "Try again"), " ",
+    list && error.status === 404 ? el("a", { class: "button", href: href(list.path) }, `Go to ${list.title.toLowerCase()}`)
+      : el("a", { class: "button", href: "#/" }, "Go to the overview"));
 }
 
 function notFound(mine) {

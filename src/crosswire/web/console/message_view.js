@@ -45,7 +45,7 @@ export function messageColumns(of = (row) => row, { destination = false, outcome
     { title: "Message", cell: (row) => messageLink(of(row).id) },
     { title: "Accepted", class: "nowrap", cell: (row) => time(of(row).time) },
     outcome ? { title: "Outcome", cell: (row) => outcomeTag(outcome(row)) } : null,
-    destination ? { title: "Destination", cell: (row) => destinationLink(of(row).destination) } : null,
+    destination ? { title: "Destination", class: "keep", cell: (row) => destinationLink(of(row).destination) } : null,
     { title: "Payload", cell: (row) => preview(of(row)) },
     { title: "From", hide: true, cell: (row) => [visible(of(row).protocol ?? ""), " ", of(row).connection ? connectionLink(of(row).connection) : name(of(row).principal ?? "")] },
     { title: "Size", number: true, hide: true, cell: (row) => size(of(row).size_bytes) },

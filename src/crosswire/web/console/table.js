@@ -3,6 +3,8 @@
 import { el, emptyState, notice, put, uniqueId } from "./dom.js";
 import { count } from "./format.js";
 
+const SEARCH_MS = 30_000;
+
 /**
  * A column: `title`; `cell(row)` gives its content; `sort`, the hub's name of the order; `number`
  * for numbers, which are set to the right and sorted from the largest; `hide` to leave it out on
@@ -56,7 +58,8 @@ export function plainTable({ caption, columns, rows, empty = "Nothing.", caption
  *
  * `load(query, signal)` requests a page; `rows(page)` takes the rows from it. `filters`: objects
  * with `name`, `label`, and `options` as [value, text] pairs or else a text field. `sort` is the
- * default order. `empty(isFiltered)` gives what is shown without rows. `keyOf(row)` identifies a
+ * default order. A search answers after a few seconds, also if there is more to look through: it goes
+ * on by itself until the page is full. `empty(isFiltered)` gives what is shown without rows. `keyOf(row)` identifies a
  * row. `actions(selected)` gives buttons for chosen rows, which then have a box to tick.
  * `refresh_s`: how often it loads again. `prefix` is put before its names in the URL, where a
  * screen has several tables. `cursor` is the name of the API's parameter for the next page.
@@ -71,6 +74,7 @@ export function serverTable(screen, spec) {
   let rows = [];
   let following = "";
   let loading = null;
+  let isSearching = false;
   let page = Number(screen.query[`${prefix}page`] ?? 1) || 1;
 
   const status = el("p", { class: "table-status", role: "status" });
@@ -165,7 +169,9 @@ export function serverTable(screen, spec) {
       rows = spec.rows(answer);
       following = answer.next ?? "";
       spec.loaded?.(answer);
-      show();
+      isSearching = false;
+      if (!quietly) search(mine);
+      else show();
     } catch (error) {
       if (signal.aborted) return;
       if (error.name === "AbortError") return;
@@ -174,6 +180,45 @@ export function serverTable(screen, spec) {
     } finally {
       if (loading === mine) root.removeAttribute("aria-busy");
     }
+  }
+
+  /** Fills a page that is short although more follows, for a while, or until somebody stops it. */
+  async function search(mine) {
+    const signal = AbortSignal.any([screen.signal, mine.signal]);
+    const until = Date.now() + SEARCH_MS;
+    const isShort = () => following !== "" && rows.length < limit;
+    const wasShort = isSearching = isShort();
+    show();
+    try {
+      while (isSearching && isShort() && Date.now() < until) {
+        const answer = await spec.load({ ...query(), [cursor]: following, limit: limit - rows.length }, signal);
+        if (signal.aborted) return;
+        const found = spec.rows(answer);
+        rows = [...rows, ...found];
+        following = answer.next ?? "";
+        // Else nothing changes, and who is about to press the button keeps it.
+        if (found.length) show();
+      }
+    } catch (error) {
+      if (signal.aborted || error.name === "AbortError") return;
+      screen.fail(error);
+    }
+    isSearching = false;
+    if (wasShort) show();
+  }
+
+  function searchButton() {
+    const text = isSearching ? "Stop" : "Look further back";
+    return el("button", { type: "button", class: "quiet", onclick: () => {
+      if (isSearching) isSearching = false;
+      else search(loading);
+    } }, text);
+  }
+
+  function showEmpty() {
+    if (rows.length) put(below);
+    else if (following) put(below, emptyState("None found so far.", isSearching ? "Searching further back… " : "There is more to look through. ", searchButton()));
+    else put(below, spec.empty?.(isFiltered()) ?? emptyState("Nothing found."));
   }
 
   function show() {
@@ -188,7 +233,7 @@ export function serverTable(screen, spec) {
     put(body, rows.map((row) => tableRow(row)));
     focused?.();
     tableFrame.hidden = rows.length === 0;
-    put(below, rows.length ? null : spec.empty?.(isFiltered(), following) ?? emptyState("Nothing found."));
+    showEmpty();
     showPages();
     showSelection();
   }
@@ -245,8 +290,8 @@ export function serverTable(screen, spec) {
   function showPages() {
     const button = (text, act, isPossible) =>
       el("button", { type: "button", class: "quiet", disabled: !isPossible, onclick: act }, text);
-    put(status, rows.length ? `Page ${count(page)} · ${count(rows.length)} on this page`
-      : "");
+    const amount = rows.length ? `Page ${count(page)} · ${count(rows.length)} on this page` : "";
+    put(status, amount, rows.length && isSearching ? [" · searching further back… ", searchButton()] : null);
     put(pages,
       button("First", () => { earlier.length = 0; page = 1; change({ cursor: "", page: "" }); }, page > 1),
       button("Previous", () => {

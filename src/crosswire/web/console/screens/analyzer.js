@@ -149,9 +149,9 @@ function livePanel(screen) {
       columns: [
         { title: "Connection", sort: "id", cell: (row) => nameLink(toFrames(row.id), row.id, { class: "id" }) },
         { title: "Protocol", cell: (row) => row.protocol },
-        { title: "Address", cell: (row) => name(row.address) },
+        { title: "Address", class: "nowrap", cell: (row) => name(row.address) },
         { title: "Client", hide: true, cell: (row) => name(row.client || "–") },
-        { title: "User", cell: (row) => name(row.principal || "–") },
+        { title: "User", class: "keep small", cell: (row) => name(row.principal || "–") },
         { title: "Received", sort: "received", number: true, cell: (row) => size(row.received_bytes) },
         { title: "Sent", sort: "sent", number: true, cell: (row) => size(row.sent_bytes) },
       ],

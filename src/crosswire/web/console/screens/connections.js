@@ -2,7 +2,7 @@
 
 import * as api from "../api.js";
 import { el, emptyState } from "../dom.js";
-import { ago, count, duration, name, nameLink, rate, size, time, visible } from "../format.js";
+import { count, duration, name, nameLink, rate, size, time, timeText, visible } from "../format.js";
 import { connectionLink, toUser } from "../links.js";
 import { href } from "../router.js";
 import { serverTable } from "../table.js";
@@ -30,6 +30,11 @@ export function userLink(user) {
   return user ? nameLink(toUser(user), user) : el("span", { class: "muted" }, "none");
 }
 
+function openFor(since) {
+  const seconds = Math.max(Math.round((Date.now() - new Date(since).getTime()) / 1000), 0);
+  return el("time", { datetime: since, title: `since ${timeText(since, { day: true })} · ${since} (UTC)` }, duration(seconds));
+}
+
 function openTable(screen) {
   return serverTable(screen, {
     caption: "Open connections",
@@ -47,9 +52,9 @@ function openTable(screen) {
     columns: [
       { title: "Connection", sort: "id", cell: (row) => [connectionLink(row.id), " ", row.congested ? el("span", { class: "tag warn" }, "congested") : null] },
       { title: "Protocol", cell: (row) => protocolName(row.protocol) },
-      { title: "Client", cell: (row) => [row.client ? [name(row.client), " "] : null, el("span", { class: "muted" }, visible(row.address))] },
-      { title: "User", class: "keep", cell: (row) => userLink(row.principal) },
-      { title: "Open for", sort: "age", number: true, hide: true, cell: (row) => ago(row.since) },
+      { title: "Client", class: "keep", cell: (row) => [row.client ? [name(row.client), " "] : null, el("span", { class: "muted" }, visible(row.address))] },
+      { title: "User", class: "keep small", cell: (row) => userLink(row.principal) },
+      { title: "Open for", sort: "age", number: true, hide: true, cell: (row) => openFor(row.since) },
       { title: "Messages in", sort: "in", number: true, cell: (row) => rate(row.accepted_per_s) },
       { title: "Messages out", sort: "out", number: true, cell: (row) => rate(row.delivered_per_s) },
       { title: "Received", sort: "received", number: true, hide: true, cell: (row) => size(row.received_bytes) },
@@ -76,10 +81,10 @@ function closedTable(screen) {
     columns: [
       { title: "Connection", class: "nowrap", cell: (row) => connectionLink(row.id) },
       { title: "Ended", sort: "ended", number: true, cell: (row) => time(row.ended) },
-      { title: "Reason", cell: (row) => name(row.reason) },
+      { title: "Reason", class: "keep", cell: (row) => name(row.reason) },
       { title: "Protocol", hide: true, cell: (row) => protocolName(row.protocol) },
-      { title: "Client", cell: (row) => [row.client ? [name(row.client), " "] : null, el("span", { class: "muted" }, visible(row.address))] },
-      { title: "User", hide: true, class: "keep", cell: (row) => userLink(row.principal) },
+      { title: "Client", class: "keep", cell: (row) => [row.client ? [name(row.client), " "] : null, el("span", { class: "muted" }, visible(row.address))] },
+      { title: "User", hide: true, class: "keep small", cell: (row) => userLink(row.principal) },
       { title: "Lasted", sort: "lasted", number: true, cell: (row) => duration(lasted(row)) },
       { title: "Messages", number: true, hide: true, cell: (row) => `${count(row.accepted)} in, ${count(row.delivered)} out` },
       { title: "Received", sort: "received", number: true, hide: true, cell: (row) => size(row.received_bytes) },

@@ -78,7 +78,7 @@ function letters(screen, queue, mayAct) {
     } : null,
     columns: [
       { title: "Letter", cell: (row) => el("a", { href: toDeadLetter(queue, row.id), class: "id" }, String(row.id)) },
-      { title: "Cause", cell: (row) => name(row.cause || "–") },
+      { title: "Cause", class: "keep", cell: (row) => name(row.cause || "–") },
       { title: "Died", class: "nowrap", cell: (row) => time(row.message.time) },
       { title: "Attempts", number: true, cell: (row) => count(row.attempts.length) },
       { title: "Was message", cell: (row) => (row.origin_id ? messageLink(row.origin_id) : "–") },
@@ -86,7 +86,7 @@ function letters(screen, queue, mayAct) {
       { title: "Payload", cell: (row) => preview(row.message) },
       { title: "Size", number: true, hide: true, cell: (row) => size(row.message.size_bytes) },
     ],
-    empty: (isFiltered, following) => (following ? emptyState("None found so far.", "There is more to search: go to the next page.")
-      : emptyState(isFiltered ? "No letter passes the filter." : "There are no dead letters here.", isFiltered ? "A filter names a property, an operator and a typed value: price>N10, name=Tacme." : "")),
+    empty: (isFiltered) => emptyState(isFiltered ? "No letter passes the filter." : "There are no dead letters here.",
+      isFiltered ? "A filter names a property, an operator and a typed value: price>N10, name=Tacme." : "Messages that are refused or lost too often would be listed here."),
   });
 }

@@ -36,8 +36,7 @@ export async function show(screen) {
       { name: "until", label: "Until", type: "datetime-local", read: toUtc },
     ],
     columns: messageColumns((row) => row.message, { destination: true, outcome: (row) => row.outcome }),
-    empty: (isFiltered, following) => {
-      if (following) return emptyState("None found so far.", "There is more to search: go to the next page.");
+    empty: (isFiltered) => {
       if (!isFiltered) return emptyState("There are no messages yet.", "Publish one, or send one from a program.");
       return emptyState("No message matches.", "Names are compared as they are. ", screen.query.destination && !/^(queue|topic|service)\//.test(screen.query.destination)
         ? `A destination has its kind: queue/${visible(screen.query.destination)}. ` : "",

@@ -26,8 +26,12 @@ export async function show(screen) {
   screen.root.append(troubles, tiles, el("div", { class: "grid" }, plots.map((plot) => el("section", { class: "panel" }, plot.element))),
     el("div", { class: "columns" }, left, right), events);
 
-  // Measures folders, which may have many files: sizes after that are those of the time series.
-  const disk = (await api.get("/v1/disk", {}, screen.signal)).store;
+  // Measures folders, which may have many files: nothing else waits for it, and sizes after that
+  // are those of the time series.
+  let disk = null;
+  api.get("/v1/disk", {}, screen.signal).then((answer) => { disk = answer.store; }, (error) => {
+    if (!screen.signal.aborted) screen.fail(error, troubles);
+  });
 
   async function refresh() {
     const since = new Date(Date.now() - PERIODS[period][0] * 1000).toISOString();
@@ -108,8 +112,9 @@ function last(values) {
 
 function showTiles(where, state, stats, oldest, disk) {
   const connections = Object.values(state.connections).reduce((sum, each) => sum + each, 0);
-  const free = last(stats.series.free_bytes) ?? disk.free_bytes;
-  const isLow = free < disk.total_bytes * LOW_DISK;
+  const free = last(stats.series.free_bytes) ?? disk?.free_bytes ?? null;
+  const stored = last(stats.series.store_bytes) ?? disk?.size_bytes ?? null;
+  const isLow = disk !== null && free !== null && free < disk.total_bytes * LOW_DISK;
   put(where,
     tile("Accepted", rate(state.accepted_per_s), `settled ${rate(state.settled_per_s)}`),
     tile("Waiting", short(state.messages), `in ${plural(state.queues, "queue")}`, { link: href("/queues", {}, { sort: "length" }) }),
@@ -119,7 +124,7 @@ function showTiles(where, state, stats, oldest, disk) {
       { link: href("/dead"), kind: state.dead_letters ? "bad" : "" }),
     tile("Connections", short(connections), `of at most ${short(state.connections_limit)}`, { link: href("/connections") }),
     tile("Commit", duration(last(stats.series.commit_p99_s)), "99th percentile"),
-    tile("Disk free", size(free), `store ${size(last(stats.series.store_bytes) ?? disk.size_bytes)}`, { kind: isLow ? "warn" : "" }),
+    tile("Disk free", free === null ? "–" : size(free), stored === null ? "measuring" : `store ${size(stored)}`, { kind: isLow ? "warn" : "" }),
     tile("Running for", duration(Math.floor(state.uptime_s)), ["version ", state.version]));
 }
 

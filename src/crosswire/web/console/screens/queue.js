@@ -83,10 +83,8 @@ export async function show(screen) {
       ],
       tools: el("a", { class: "button", href: toSearch({ destination }) }, "Search with more"),
       columns: messageColumns((row) => row.message, { outcome: (row) => row.outcome }),
-      empty: (isFiltered, following) => (following
-        ? emptyState("None found so far.", "There is more to search: go to the next page.")
-        : emptyState(isFiltered ? "No message matches." : "This queue has had no messages yet.",
-          isFiltered ? "Messages that were settled are known as long as ledger and lake keep them." : "Publish one to see it here.")),
+      empty: (isFiltered) => emptyState(isFiltered ? "No message matches." : "This queue has had no messages yet.",
+        isFiltered ? "Messages that were settled are known as long as ledger and lake keep them." : "Publish one to see it here."),
     });
   }
 

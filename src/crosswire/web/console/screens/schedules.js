@@ -29,10 +29,10 @@ export async function show(screen) {
     refresh_s: 5,
     columns: [
       { title: "Id", sort: "id", class: "long", cell: (row) => [name(row.id), " ", row.paused ? el("span", { class: "tag warn" }, "paused") : null] },
-      { title: "When", class: "nowrap", cell: rule },
-      { title: "Next", sort: "due", class: "nowrap", cell: (row) => (row.next_due ? time(row.next_due) : "–") },
+      { title: "When", class: "when", cell: rule },
+      { title: "Next", sort: "due", cell: (row) => (row.next_due ? time(row.next_due) : "–") },
       { title: "Destination", class: "keep", cell: (row) => destinationLink(row.destination) },
-      { title: "Message", hide: true, cell: (row) => preview(row.message) },
+      { title: "Message", hide: true, class: "brief", cell: (row) => preview(row.message) },
       { title: "Fired", sort: "fired", number: true, cell: (row) => `${count(row.fired)}${row.run_count ? ` of ${count(row.run_count)}` : ""}` },
       administer ? { title: "", label: "Actions", class: "acts", cell: (row) => buttons(row, table) } : null,
     ].filter(Boolean),

@@ -24,7 +24,7 @@ export async function show(screen) {
       { title: "Errors", sort: "errors", number: true, cell: (row) => `${rate(row.errors_per_s)} (${count(row.failed)} of ${count(row.answered + row.failed)})` },
       { title: "In progress", number: true, hide: true, cell: (row) => count(row.calls) },
       { title: "Waiting", sort: "waiting", number: true, cell: (row) => count(row.waiting) },
-      { title: "Providers", cell: providers },
+      { title: "Providers", class: "keep", cell: providers },
     ],
     empty: (isFiltered) => (isFiltered
       ? emptyState("No service matches.", "A service is listed while it has a provider. ", el("a", { href: "#/services" }, "Show all services"))

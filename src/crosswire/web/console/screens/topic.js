@@ -66,8 +66,7 @@ export async function show(screen) {
       filters: [{ name: "text", label: "Text in payload or properties", wide: true }],
       tools: el("a", { class: "button", href: toSearch({ destination }) }, "Search with more"),
       columns: messageColumns((row) => row.message, { outcome: (row) => row.outcome }),
-      empty: (isFiltered, following) => {
-        if (following) return emptyState("None found so far.", "There is more to search: go to the next page.");
+      empty: (isFiltered) => {
         if (isFiltered) return emptyState("No message matches.", "Messages are kept as long as the topic's retention, and the lake, keep them.");
         return detail.policy.durable ? emptyState("No message is known.", "Publish one to see it here.")
           : emptyState("Messages of this topic are not stored.", "A live tail shows them as they come.");

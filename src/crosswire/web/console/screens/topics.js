@@ -25,7 +25,7 @@ export async function show(screen) {
       { title: "Published", sort: "published", number: true, hide: true, cell: (row) => count(row.published) },
       { title: "In", sort: "in", number: true, cell: (row) => rate(row.rates.accepted) },
       { title: "Out", sort: "out", number: true, cell: (row) => rate(row.rates.delivered) },
-      { title: "Subscribers", sort: "subscribers", number: true, cell: (row) => audience(row) },
+      { title: "Subscribers", sort: "subscribers", number: true, class: "keep", cell: (row) => audience(row) },
     ],
     empty: (isFiltered) => (isFiltered
       ? emptyState("No topic matches.", "Names are compared as they are, with capitals. ", el("a", { href: "#/topics" }, "Show all topics"))

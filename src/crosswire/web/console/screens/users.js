@@ -29,7 +29,7 @@ export async function show(screen) {
       { title: "Identified by", hide: true, cell: (row) => row.credentials.join(", ") || el("span", { class: "muted" }, "nothing: it can't sign in") },
       { title: "Connections", sort: "connections", number: true, cell: (row) => (row.connections
         ? el("a", { href: href("/connections", {}, { principal: row.name }) }, count(row.connections)) : "0") },
-      { title: "", label: "Explain", cell: (row) => el("a", { href: href("/access", {}, { user: row.name }) }, "Explain a right") },
+      { title: "", label: "Explain", class: "acts", cell: (row) => el("a", { href: href("/access", {}, { user: row.name }) }, "Explain a right") },
     ],
     empty: (isFiltered) => (isFiltered
       ? emptyState("No user matches.", el("a", { href: "#/users" }, "Show all users"))
