@@ -338,6 +338,7 @@ SUBSCRIPTION_OPERATIONS: Final = (
         query=SubscriptionOwner,
         answer=SubscriptionRow,
         needs="principal",
+        on_standby=True,
     ),
     Operation(
         name="assign_subscription",
