@@ -343,10 +343,11 @@ class Chaos:
         try:
             if victim is leader:
                 await self.cluster.leader(other_than=victim)
+                await _until(lambda: not victim.leads)
             else:
                 await self._shows(victim, lambda state: bool(state["fault"]))
                 await self.kill(leader)
-            assert not victim.leads
+                assert not victim.leads
         finally:
             ballast.unlink()
         if not victim.is_running:
