@@ -29,6 +29,7 @@ class PostgresHarness(Harness):
     def __init__(self, cluster: PostgresCluster, folder: Path) -> None:
         super().__init__()
         self.cluster = cluster
+        self.is_safe = True
         self.schema = f"log_{next(_numbers)}"
         self.passwords = folder / "passwords"
         self.passwords.write_text(f"*:*:*:{ROLE}:{PASSWORD}\n")
@@ -44,7 +45,8 @@ class PostgresHarness(Harness):
         for proxy in self.proxies:
             await proxy.close()
         if not self.cluster.is_changed:
-            await self.set_safe(True)
+            if not self.is_safe:
+                await self.set_safe(True)
             await self.query(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE")
 
     async def query(self, text: str, *parameters: object) -> list[tuple[Any, ...]]:
@@ -113,6 +115,7 @@ class PostgresHarness(Harness):
         await self.query(f"DELETE FROM {self.schema}.records WHERE number = %s", number)
 
     async def set_safe(self, is_safe: bool) -> None:
+        self.is_safe = is_safe
         names = "ANY 1 (n0, n1, n2)" if is_safe else ""
         await asyncio.to_thread(self.cluster.primary.set, "synchronous_standby_names", names)
 

@@ -7,6 +7,8 @@ version, the log's promises have to be thought through again.
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -121,6 +123,37 @@ async def test_settings_that_are_emptied_end_a_wait_without_any_warning(
     assert rows(postgres) == 1
 
 
+@contextmanager
+def unnoticed_settings(postgres: PostgresHarness) -> Iterator[None]:
+    """No standby makes copies; the settings asked for none, and ask for them again. All processes
+    of the primary know that but its checkpointer."""
+    cluster = postgres.cluster
+    cluster.primary.set("synchronous_standby_names", "")
+    cluster.hold_copies(True)
+    of_checkpointer = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'"
+    checkpointer: int = cluster.primary.query(of_checkpointer)[0][0]
+    os.kill(checkpointer, signal.SIGSTOP)
+    try:
+        cluster.primary.set("synchronous_standby_names", "ANY 1 (n0, n1, n2)")
+        yield
+    finally:
+        os.kill(checkpointer, signal.SIGCONT)
+        cluster.hold_copies(False)
+
+
+async def test_settings_are_in_force_only_when_the_checkpointer_has_loaded_them(
+    postgres: PostgresHarness,
+) -> None:
+    primary, schema = postgres.cluster.primary, postgres.schema
+    primary.query(f"CREATE SCHEMA {schema}")
+    primary.query(f"CREATE TABLE {schema}.plain (number integer PRIMARY KEY)")
+    with unnoticed_settings(postgres), primary.connect() as connection:
+        shown = connection.execute("SHOW synchronous_standby_names").fetchone()
+        assert shown == ("ANY 1 (n0, n1, n2)",)
+        connection.execute("SET statement_timeout = '20s'")
+        connection.execute(f"INSERT INTO {schema}.plain VALUES (1)")  # type: ignore[arg-type]
+
+
 async def test_a_restarted_primary_shows_what_no_standby_has(postgres: PostgresHarness) -> None:
     primary = postgres.cluster.primary
     with waiting_commit(postgres):
@@ -198,6 +231,32 @@ async def test_a_record_whose_wait_was_ended_is_confirmed_by_a_later_write(
     assert counted[0][0] >= 2
     await postgres.failover()
     assert decode_record((await postgres.stored())[-1]) == record
+
+
+async def test_settings_that_were_loaded_a_moment_ago_confirm_nothing(
+    postgres: PostgresHarness,
+) -> None:
+    genesis = await postgres.create()
+    log = postgres_log(postgres.url(), settle_s=60.0)
+    postgres.opened.append(log)
+    await log.open()
+    chain = RecordChain(postgres.log_id, WRITER_B, position=genesis.position)
+    with unnoticed_settings(postgres):
+        answer = await log.engine.offer(chain.takeover(Takeover("b"), 2))
+    assert answer.outcome is WriteOutcome.UNKNOWN
+    assert "loaded its settings a moment ago" in answer.reason
+
+
+async def test_an_append_is_one_round_trip(postgres: PostgresHarness) -> None:
+    """What is asked after the commit is at the server before it has committed."""
+    log, chain = await leading(postgres)
+    await postgres.hold_copies(True)
+    attempt = asyncio.create_task(log.engine.offer(chain.heartbeat(3)))
+    await wait_for(postgres)
+    for proxy in postgres.proxies:
+        proxy.is_deaf = True
+    await postgres.hold_copies(False)
+    assert (await attempt).outcome is WriteOutcome.CONFIRMED
 
 
 async def test_giving_up_on_an_answer_does_not_cancel_the_wait(postgres: PostgresHarness) -> None:

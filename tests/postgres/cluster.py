@@ -192,6 +192,9 @@ class PostgresServer:
             connection.execute("SELECT pg_reload_conf()")
             while connection.execute("SELECT pg_conf_load_time()").fetchone() == before:
                 time.sleep(0.002)
+        # This process is among the first that are notified. A server that takes another connection
+        # has notified all.
+        self.query("SELECT 1")
 
     def follow(self, primary: PostgresServer | None) -> None:
         """Have a standby receive from this server, or from none."""

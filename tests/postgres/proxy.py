@@ -32,6 +32,8 @@ class FaultyProxy:
         self.port = 0
         self.next_loss: Loss | None = None
         self.is_open = True
+        self.is_deaf = False
+        """Nothing that clients send from now on reaches the server."""
         self._server: asyncio.Server | None = None
         self._late: list[tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]] = []
         self._writers: set[asyncio.StreamWriter] = set()
@@ -86,6 +88,8 @@ class FaultyProxy:
         answers = asyncio.ensure_future(self._copy(server_reader, writer))
         try:
             while data := await reader.read(1 << 20):
+                if self.is_deaf:
+                    continue
                 loss = self.next_loss if _APPEND in data else None
                 if loss is None:
                     server_writer.write(data)

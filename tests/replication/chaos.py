@@ -2,42 +2,55 @@
 
     python -m tests.replication.chaos --rounds 20 --seed 1 --results FILE
 
-A line of JSON for each run is appended to FILE, and the last line printed is the sum of all runs in
-it: a long run may be made of several.
+Rounds are done in runs of 25, each with servers and replicas of its own. A line of JSON for each is
+appended to FILE, and the last line printed is the sum of all runs in it. Rounds that are in FILE
+already are not repeated, so that a long run can be continued.
 
 Each round has one fault and ends when a replica leads and has acknowledged something. The last line
 is `N takeovers, N acknowledged, N lost, N returned, N doubled`:
 
-    lost       acknowledged to a producer, and never delivered
+    lost       acknowledged to a producer, and never delivered, or not in the lake
     returned   delivered again, though its settlement was in a group that was acknowledged
-    doubled    delivered under two ids, or an id that two messages had
+    doubled    delivered under two ids, or an id that two messages had, or twice in the lake
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import os
 import random
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sized
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import pyarrow.parquet as pq
 
 from crosswire.client.native.dial import Backoff
 from crosswire.client.native.emp import EmpClient
+from crosswire.client.native.relink import RelinkClient
 from crosswire.errors import ClientError
+from crosswire.lake.compaction import compact
+from crosswire.lake.files import find, find_all
 from tests.e2e.parties import PARTIES, EmqpParty, Party
 from tests.postgres.cluster import ClusterPool
 from tests.replication.replicas import Balancer, ReplicaCluster, ReplicaProcess
 
 AT_ONCE: Final = 2
 LARGE_BYTES: Final = 60 << 20
+_RUN_ROUNDS: Final = 25
+_DISK_BYTES: Final = 1 << 30
 _SETTINGS: Final = "retain_s = 3\ncopies = 2\n"
+_MULTICAST: Final = "multicast"
 _CONSUMED: Final = ("queue/q0", "queue/q1")
 _KEPT: Final = ("queue/k0", "queue/k1")
 """Consumed when the faults are over: what is delivered at once is not missed later, whatever became
@@ -45,7 +58,19 @@ of it in the log."""
 _ROUND_S: Final = 90.0
 _ARRIVE_S: Final = 60.0
 _PLANTED_S: Final = 10.0
+_TO_OLD: Final = 5
+_TABLE_BYTES: Final = 3 << 20
 _MARK_S: Final = 0.1
+_COUNTS: Final = (
+    "takeovers",
+    "acknowledged",
+    "lost",
+    "returned",
+    "doubled",
+    "attempted",
+    "rounds",
+    "in_lake",
+)
 
 
 class ChaosResult(msgspec.Struct):
@@ -59,6 +84,8 @@ class ChaosResult(msgspec.Struct):
     attempted: int
     slowest_s: dict[str, float]
     digests: dict[str, str]
+    rounds: int = 0
+    in_lake: int = 0
 
     def __str__(self) -> str:
         return (
@@ -104,6 +131,33 @@ class Traffic:
                 self.acknowledged.add(payload)
             else:
                 await asyncio.sleep(0.01)
+
+    async def multicast(self, number: int) -> None:
+        """Messages of Relink for two channels, each of which makes a message of its own."""
+        count = 0
+        while self.running:
+            with suppress(ClientError):
+                async with RelinkClient(
+                    "127.0.0.1", self._ports["relink"], _KEPT[1], backoff=Backoff(0.02, 0.3)
+                ) as client:
+                    while self.running:
+                        payload = f"{_MULTICAST} {number} {count}"
+                        count += 1
+                        self.attempted += 1
+                        await client.multicast([0, 1], payload.encode())
+                        for channel in (0, 1):
+                            await client.sender(channel).consumed(timeout_s=_ARRIVE_S)
+                        self.acknowledged.add(payload)
+            # As above.
+            await asyncio.sleep(0.01)
+
+    async def send_to(self, port: int, payload: str) -> None:
+        """One message to this port, whoever is there."""
+        self.attempted += 1
+        with suppress(ClientError, OSError):
+            async with EmpClient("127.0.0.1", port) as client:
+                await client.request("$publish", {"destination": _KEPT[0], "text": payload})
+                self.acknowledged.add(payload)
 
     async def send_large(self, number: int, size: int) -> None:
         """One message that is several records of the log."""
@@ -161,11 +215,47 @@ class Traffic:
 
     @property
     def lost(self) -> set[str]:
-        return self.acknowledged - self.payloads.keys()
+        return _missing(self.acknowledged, self.payloads)
 
     @property
     def doubled(self) -> int:
-        return len(self.doubled_ids) + sum(len(ids) > 1 for ids in self.payloads.values())
+        return len(self.doubled_ids) + _surplus(self.payloads)
+
+
+def _copies_of(payload: str) -> int:
+    """How many messages have this payload."""
+    return 2 if payload.startswith(_MULTICAST) else 1
+
+
+def _missing(acknowledged: set[str], found: Mapping[str, Sized]) -> set[str]:
+    return {each for each in acknowledged if len(found.get(each, ())) < _copies_of(each)}
+
+
+def _surplus(found: Mapping[str, Sized]) -> int:
+    return sum(len(ids) > _copies_of(payload) for payload, ids in found.items())
+
+
+def _read_lake(lake: Path) -> dict[str, list[int]]:
+    """The ids of messages in the queues that are looked at, by their payload."""
+    found: dict[str, list[int]] = {}
+    for file in find(lake, ("messages",)):
+        columns = ["id", "destination", "payload"]
+        table = pq.read_table(file.path, columns=columns, partitioning=None)
+        rows = zip(*(table[name].to_pylist() for name in columns), strict=True)
+        for identifier, destination, payload in rows:
+            if destination in (*_CONSUMED, *_KEPT):
+                found.setdefault(_shortened(payload.decode()), []).append(identifier)
+    return found
+
+
+async def _await_lake(lake: Path, acknowledged: set[str]) -> dict[str, list[int]]:
+    """What the lake has when all is in it that has to be, or after a while."""
+    deadline = time.monotonic() + _ARRIVE_S
+    while True:
+        found = await asyncio.to_thread(_read_lake, lake)
+        if not _missing(acknowledged, found) or time.monotonic() > deadline:
+            return found
+        await asyncio.sleep(0.5)
 
 
 def _shortened(payload: str) -> str:
@@ -181,6 +271,8 @@ class Chaos:
         self.slowest_s: dict[str, float] = {}
         self._chance = chance
         self._large = 0
+        self._sent = 0
+        self._led = 0
 
     async def kill(self, leader: ReplicaProcess) -> None:
         """The leader's process is gone."""
@@ -201,6 +293,119 @@ class Chaos:
         await self.cluster.leader(other_than=leader)
         leader.send(signal.SIGCONT)
         await _until(lambda: not leader.leads)
+
+    async def both_lead(self, leader: ReplicaProcess) -> None:
+        """As `pause`; the old leader has messages to process when it goes on, and serves them
+        beside the new one."""
+        leader.send(signal.SIGSTOP)
+        await self.cluster.leader(other_than=leader)
+        port = leader.port("emp")
+        assert port is not None
+        self._sent += 1
+        sends = [
+            asyncio.ensure_future(self.traffic.send_to(port, f"to the old {self._sent} {number}"))
+            for number in range(_TO_OLD)
+        ]
+        # The system takes their connections in the meantime.
+        await asyncio.sleep(0.1)
+        leader.send(signal.SIGCONT)
+        await _until(lambda: not leader.leads)
+        await asyncio.gather(*sends)
+
+    async def late_publish(self, leader: ReplicaProcess) -> None:
+        """The leader stands still between a seal of the lake and the renaming of its files; another
+        takes over, its files are compacted, and the first one goes on."""
+        flag, lake = self.cluster.folder / f"{leader.name}.stop", self.cluster.folder / "lake"
+        terms = {each.term for each in find_all(lake, ("messages",))}
+        flag.touch()
+        await _until(lambda: not flag.exists())
+        following = await self.cluster.leader(other_than=leader)
+        await _until(
+            lambda: max(each.term for each in find_all(lake, ("messages",))) > max(terms, default=0)
+        )
+        # A day that is still written to is not compacted; here its writer stands still meanwhile.
+        following.send(signal.SIGSTOP)
+        try:
+            await asyncio.to_thread(lambda: list(compact(lake, before="9999-12-31")))
+        finally:
+            following.send(signal.SIGCONT)
+        leader.send(signal.SIGCONT)
+        await _until(lambda: not leader.leads)
+        await self.cluster.leader()
+
+    async def full_disk(self, leader: ReplicaProcess) -> None:
+        """A replica has no room. A leader hands over or ends; a standby does not take over."""
+        victim = self._chance.choice(self.cluster.replicas)
+        ballast = victim.data / "ballast"
+        room = os.statvfs(victim.data)
+        with ballast.open("wb") as file, suppress(OSError):
+            os.posix_fallocate(file.fileno(), 0, room.f_bavail * room.f_frsize)
+        try:
+            if victim is leader:
+                await self.cluster.leader(other_than=victim)
+                await _until(lambda: not victim.leads)
+            else:
+                await self._shows(victim, lambda state: bool(state["fault"]))
+                await self.kill(leader)
+                assert not victim.leads
+        finally:
+            ballast.unlink()
+        if not victim.is_running:
+            await victim.start()
+        await self._shows(victim, lambda state: not state["fault"] and not state["trouble"])
+
+    async def damage(self, leader: ReplicaProcess) -> None:
+        """A table of a replica is damaged, and it leads. It finds out, resigns, and gets another's
+        data."""
+        victim = self._chance.choice([each for each in self.cluster.replicas if each is not leader])
+        self._large += 1
+        await self.traffic.send_large(self._large, _TABLE_BYTES)
+        await self._caught_up(leader)
+        await victim.end(signal.SIGKILL)
+        table = max((victim.data / "store").glob("*.sst"), key=lambda each: each.stat().st_size)
+        size = table.stat().st_size
+        # Its own keys are in the first blocks: without them it does not start.
+        spared = self._chance.choice((0, size // 10))
+        with table.open("r+b") as file:
+            for at in range(spared, size - size // 10, 4096):
+                file.seek(at)
+                file.write(b"\xff" * 40)
+        known = _installed(victim)
+        try:
+            await victim.start()
+        except AssertionError as refused:
+            assert "Remove its data directory" in str(refused), refused
+            shutil.rmtree(victim.data / "store")
+            await victim.start()
+            await self._shows(victim, lambda state: not state["fault"])
+            await self.kill(leader)
+            return
+        async with asyncio.timeout(_ROUND_S):
+            while _installed(victim) == known:
+                assert victim.is_running, victim.words()
+                if victim.leads:
+                    # What it reads of it is not in its memory yet.
+                    await victim.ask("/v1/queues/k0?messages=100")
+                else:
+                    leading = await self.cluster.leader()
+                    wish = json.dumps({"to": victim.name})
+                    await leading.ask("/v1/replication/hand-over", "POST", wish)
+                await asyncio.sleep(0.2)
+        await self._shows(victim, lambda state: not state["fault"])
+        if self.takeovers == self._led:
+            await self.kill(await self.cluster.leader())
+
+    async def _shows(
+        self, replica: ReplicaProcess, condition: Callable[[dict[str, Any]], bool]
+    ) -> None:
+        """Returns when a replica's own state is as it should be."""
+        async with asyncio.timeout(_ROUND_S):
+            while True:
+                with suppress(OSError):
+                    _, state = await replica.ask("/v1/replication")
+                    if condition(state):
+                        return
+                await asyncio.sleep(0.1)
 
     async def hand_over(self, leader: ReplicaProcess) -> None:
         """An operator wants another leader."""
@@ -373,11 +578,11 @@ class Chaos:
         wanted = len(self.traffic.acknowledged) + self._chance.randint(50, 300)
         await _until(lambda: len(self.traffic.acknowledged) >= wanted)
         leader = await self.cluster.leader()
-        led = self.takeovers
+        self._led = self.takeovers
         began = asyncio.get_running_loop().time()
         fault: Callable[[ReplicaProcess], Awaitable[None]] = getattr(self, name)
         await fault(leader)
-        assert self.takeovers > led
+        assert self.takeovers > self._led
         took_s = max(each.led_at for each in self.cluster.replicas) - began
         self.slowest_s[name] = max(took_s, self.slowest_s.get(name, 0.0))
         known = len(self.traffic.acknowledged)
@@ -386,6 +591,11 @@ class Chaos:
     @property
     def takeovers(self) -> int:
         return sum(each.times_led for each in self.cluster.replicas)
+
+
+def _installed(replica: ReplicaProcess) -> int:
+    """How many times it has got another replica's data."""
+    return replica.log.read_text().count("a checkpoint is installed")
 
 
 FAULTS: Final = (
@@ -405,6 +615,10 @@ FAULTS: Final = (
     "start_local",
     "large",
     "long_pause",
+    "both_lead",
+    "late_publish",
+    "full_disk",
+    "damage",
 )
 
 
@@ -415,60 +629,111 @@ async def run(
     seed: int,
     report: Callable[[str], None],
     *,
+    offset: int = 0,
     planted: str = "",
 ) -> ChaosResult:
-    """Rounds of faults: all of them in turn, each turn from another one on. `planted` names a fault
-    of the hubs that the result has to show."""
+    """Rounds of faults: all of them in turn, from the one with the number `offset` on. `planted`
+    names a fault of the hubs that the result has to show."""
     chance = random.Random(seed)
-    cluster = ReplicaCluster(pool.take(), folder, settings=_SETTINGS)
-    if planted:
-        for replica in cluster.replicas:
+    lake = folder / "lake"
+    cluster = ReplicaCluster(pool.take(), folder, settings=_SETTINGS, lake=lake)
+    for replica in cluster.replicas:
+        flag = folder / f"{replica.name}.stop"
+        replica.program = ("tests.replication.late_publisher", str(flag))
+        if planted:
             replica.program = ("tests.replication.planted", planted)
+    names = [FAULTS[(offset + number) % len(FAULTS)] for number in range(rounds)]
     balancer = Balancer(cluster)
     await balancer.start()
-    try:
-        await cluster.start()
-        traffic = Traffic(balancer.ports)
-        chaos = Chaos(cluster, traffic, chance)
-        async with AsyncExitStack() as stack:
-            consumers = [asyncio.ensure_future(traffic.consume(queue)) for queue in _CONSUMED]
-            producers = []
-            for kind in PARTIES:
-                for number in range(AT_ONCE):
-                    party = await stack.enter_async_context(kind(balancer.ports))
-                    producers.append(asyncio.ensure_future(traffic.produce(party, number)))
-            for number in range(rounds):
-                name = FAULTS[(number + seed - 1) % len(FAULTS)]
-                async with asyncio.timeout(_ROUND_S):
-                    await chaos.round(name)
-                report(f"{number + 1} {name}: {len(traffic.acknowledged)} acknowledged")
-            traffic.running = False
-            # Requests that were lost with a leader end when their time is over.
-            arrive_s = _PLANTED_S if planted else _ARRIVE_S
-            await asyncio.wait(producers, timeout=arrive_s)
-            consumers += [asyncio.ensure_future(traffic.consume(queue)) for queue in _KEPT]
-            with suppress(TimeoutError):  # what is missing is in the result
-                await _until(lambda: not traffic.lost, within_s=arrive_s)
+    with ExitStack() as disks:
+        if "full_disk" in names:
+            for replica in cluster.replicas:
+                disks.enter_context(_small_disk(replica.data))
+        try:
+            return await _run(cluster, balancer, names, chance, report, bool(planted))
+        finally:
+            await balancer.close()
+            await cluster.close()
+
+
+async def _run(
+    cluster: ReplicaCluster,
+    balancer: Balancer,
+    names: list[str],
+    chance: random.Random,
+    report: Callable[[str], None],
+    is_planted: bool,
+) -> ChaosResult:
+    await cluster.start()
+    lake = cluster.folder / "lake"
+    traffic = Traffic(balancer.ports)
+    chaos = Chaos(cluster, traffic, chance)
+    async with AsyncExitStack() as stack:
+        consumers = [asyncio.ensure_future(traffic.consume(queue)) for queue in _CONSUMED]
+        producers = [asyncio.ensure_future(traffic.multicast(0))]
+        for kind in PARTIES:
+            for number in range(AT_ONCE):
+                party = await stack.enter_async_context(kind(balancer.ports))
+                producers.append(asyncio.ensure_future(traffic.produce(party, number)))
+
+        async def end_traffic() -> None:
             for each in (*producers, *consumers):
                 each.cancel()
-            for ended in await asyncio.gather(*producers, *consumers, return_exceptions=True):
-                if isinstance(ended, Exception):
-                    raise ended
-        for replica in cluster.replicas:
-            await replica.end(signal.SIGKILL)
-        return ChaosResult(
-            takeovers=chaos.takeovers,
-            acknowledged=len(traffic.acknowledged),
-            lost=len(traffic.lost),
-            returned=len(traffic.returned),
-            doubled=traffic.doubled,
-            attempted=traffic.attempted,
-            slowest_s=chaos.slowest_s,
-            digests={} if planted else await cluster.digests(),
-        )
+            await asyncio.gather(*producers, *consumers, return_exceptions=True)
+
+        # Before the clients are closed, also where a round has failed.
+        stack.push_async_callback(end_traffic)
+        for number, name in enumerate(names, 1):
+            began = time.monotonic()
+            async with asyncio.timeout(_ROUND_S):
+                await chaos.round(name)
+            took_s = time.monotonic() - began
+            report(f"{number} {name}: {len(traffic.acknowledged)} acknowledged, {took_s:.1f} s")
+        traffic.running = False
+        # Requests that were lost with a leader end when their time is over.
+        arrive_s = _PLANTED_S if is_planted else _ARRIVE_S
+        await asyncio.wait(producers, timeout=arrive_s)
+        consumers += [asyncio.ensure_future(traffic.consume(queue)) for queue in _KEPT]
+        with suppress(TimeoutError):  # what is missing is in the result
+            await _until(lambda: not traffic.lost, within_s=arrive_s)
+        for each in (*producers, *consumers):
+            each.cancel()
+        for ended in await asyncio.gather(*producers, *consumers, return_exceptions=True):
+            if isinstance(ended, Exception):
+                raise ended
+    in_lake = {} if is_planted else await _await_lake(lake, traffic.acknowledged)
+    for replica in cluster.replicas:
+        await replica.end(signal.SIGKILL)
+    lost, doubled = len(traffic.lost), traffic.doubled
+    if not is_planted:
+        lost += len(_missing(traffic.acknowledged, in_lake))
+        doubled += _surplus(in_lake)
+    return ChaosResult(
+        takeovers=chaos.takeovers,
+        acknowledged=len(traffic.acknowledged),
+        lost=lost,
+        returned=len(traffic.returned),
+        doubled=doubled,
+        attempted=traffic.attempted,
+        slowest_s=chaos.slowest_s,
+        digests={} if is_planted else await cluster.digests(),
+        rounds=len(names),
+        in_lake=sum(map(len, in_lake.values())),
+    )
+
+
+@contextmanager
+def _small_disk(folder: Path) -> Iterator[None]:
+    """A file system of its own, which can be filled."""
+    folder.mkdir()
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES},mode=700", "tmpfs", str(folder)],
+        check=True,
+    )
+    try:
+        yield
     finally:
-        await balancer.close()
-        await cluster.close()
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 async def _until(condition: Callable[[], bool], *, within_s: float = _ROUND_S) -> None:
@@ -480,45 +745,64 @@ async def _until(condition: Callable[[], bool], *, within_s: float = _ROUND_S) -
 def _sum(results: list[ChaosResult]) -> ChaosResult:
     first = results[0]
     for each in results[1:]:
-        for name in ("takeovers", "acknowledged", "lost", "returned", "doubled", "attempted"):
+        for name in _COUNTS:
             setattr(first, name, getattr(first, name) + getattr(each, name))
         for name, slowest_s in each.slowest_s.items():
             first.slowest_s[name] = max(slowest_s, first.slowest_s.get(name, 0.0))
     return first
 
 
+def _are_equal(result: ChaosResult) -> bool:
+    return len(set(result.digests.values())) == 1
+
+
 def main() -> int:
     """0 if nothing was lost, returned or doubled, and all stores are equal."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=20, help="those in FILE included")
+    parser.add_argument("--seed", type=int, default=1, help="of the first run; each has the next")
     parser.add_argument("--results", type=Path)
     options = parser.parse_args()
+    results: list[ChaosResult] = []
+    if options.results is not None and options.results.exists():
+        lines = options.results.read_bytes().splitlines()
+        results = [msgspec.json.decode(line, type=ChaosResult) for line in lines]
+    while (done := sum(each.rounds for each in results)) < options.rounds:
+        rounds = min(_RUN_ROUNDS, options.rounds - done)
+        result = _run_once(rounds, options.seed + len(results), done)
+        results.append(result)
+        if options.results is not None:
+            with options.results.open("ab") as file:
+                file.write(msgspec.json.encode(result) + b"\n")
+        print(f"after {done + rounds} rounds: {result}", flush=True)
+    are_equal = all(_are_equal(each) for each in results)
+    result = _sum(results)
+    for name, slowest_s in sorted(result.slowest_s.items()):
+        print(f"{name}: the slowest takeover took {slowest_s:.1f} s")
+    print(
+        f"stores are {'equal' if are_equal else 'different'}; {result.rounds} rounds, "
+        f"{result.attempted} attempted, {result.in_lake} in the lake"
+    )
+    print(result)
+    return 0 if are_equal and not (result.lost or result.returned or result.doubled) else 1
+
+
+def _run_once(rounds: int, seed: int, offset: int) -> ChaosResult:
     pool = ClusterPool()
     try:
         with tempfile.TemporaryDirectory(prefix="crosswire-chaos-") as folder:
-            result = asyncio.run(
+            return asyncio.run(
                 run(
                     pool,
                     Path(folder),
-                    options.rounds,
-                    options.seed,
+                    rounds,
+                    seed,
                     lambda text: print(text, flush=True),
+                    offset=offset,
                 )
             )
     finally:
         pool.close()
-    for name, slowest_s in sorted(result.slowest_s.items()):
-        print(f"{name}: the slowest takeover took {slowest_s:.1f} s")
-    are_equal = len(set(result.digests.values())) == 1
-    print(f"stores are {'equal' if are_equal else 'different'}; {result.attempted} attempted")
-    if options.results is not None:
-        with options.results.open("ab") as file:
-            file.write(msgspec.json.encode(result) + b"\n")
-        lines = options.results.read_bytes().splitlines()
-        result = _sum([msgspec.json.decode(line, type=ChaosResult) for line in lines])
-    print(result)
-    return 0 if are_equal and not (result.lost or result.returned or result.doubled) else 1
 
 
 if __name__ == "__main__":

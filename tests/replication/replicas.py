@@ -27,6 +27,11 @@ TAKEOVER_S: Final = 2.0
 _WAIT_S: Final = 60.0
 _LIMITS: Final = StoreLimits(spare_bytes=0)
 _numbers: Final = count(1)
+_NO_LAKE: Final = "messages = false\n"
+
+
+def _lake_of(folder: Path) -> str:
+    return f'directory = "{folder}"\nseal_s = 0.5\n'
 
 
 def free_port() -> int:
@@ -43,14 +48,17 @@ class ReplicaProcess:
     program: tuple[str, ...] = ("crosswire.cli.main",)
     """The module that is run, and arguments before `serve`."""
 
-    def __init__(self, folder: Path, name: str, log: str, settings: str = "") -> None:
+    def __init__(
+        self, folder: Path, name: str, log: str, settings: str = "", lake: Path | None = None
+    ) -> None:
+        """Without a shared folder for it there is no lake."""
         self.name = name
         self.http_port = free_port()
         self.data = folder / name
         self.config = folder / f"{name}.toml"
         self.config.write_text(
             f'data = "{self.data}"\ndrain_s = 0.5\n'
-            f"[lake]\nmessages = false\nledger = false\n"
+            f"[lake]\nledger = false\n{_NO_LAKE if lake is None else _lake_of(lake)}"
             f"[store]\nbuffer_bytes = 1048576\nspare_bytes = 67108864\n"
             f'[replication]\nlog = "{log}"\nname = "{name}"\ntakeover_s = {TAKEOVER_S}\n'
             f'advertise = "http://127.0.0.1:{self.http_port}"\n{settings}'
@@ -138,7 +146,13 @@ class ReplicaCluster:
     """Replicas on a log that `crosswire replication init` has made."""
 
     def __init__(
-        self, postgres: PostgresCluster, folder: Path, *, size: int = 3, settings: str = ""
+        self,
+        postgres: PostgresCluster,
+        folder: Path,
+        *,
+        size: int = 3,
+        settings: str = "",
+        lake: Path | None = None,
     ) -> None:
         self.postgres = postgres
         self.folder = folder
@@ -149,7 +163,7 @@ class ReplicaCluster:
         hosts = ",".join(f"127.0.0.1:{server.port}" for server in postgres.servers)
         self.url = f"postgresql://{ROLE}@{hosts}/postgres?schema={self.schema}&passfile={passwords}"
         self.replicas = [
-            ReplicaProcess(folder, f"r{index}", self.url, settings) for index in range(size)
+            ReplicaProcess(folder, f"r{index}", self.url, settings, lake) for index in range(size)
         ]
 
     async def start(self) -> ReplicaProcess:

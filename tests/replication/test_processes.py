@@ -23,6 +23,8 @@ STANDBY_PATHS = (
     "/v1/subscriptions",
     "/v1/schedules",
     "/v1/dead",
+    "/v1/damage",
+    "/v1/state",
     "/v1/replication",
 )
 
@@ -66,11 +68,21 @@ async def test_the_life_of_three_replicas(cluster: ReplicaCluster) -> None:
         assert status == 200, (path, answer)
     while (await standby.ask("/v1/queues/q"))[1].get("length") != 3:
         await asyncio.sleep(0.1)
+    # Totals are counted about once a second.
+    while (state := (await standby.ask("/v1/state"))[1])["messages"] != 3:
+        await asyncio.sleep(0.1)
+    assert (state["role"], state["leader"]) == ("standby", leader.name)
+    assert state["leader_address"] == f"http://127.0.0.1:{leader.http_port}"
+    assert state["applied"] > 2 and state["lag"] >= 0
+    status, state = await leader.ask("/v1/state")
+    assert (state["role"], state["leader"]) == ("leader", leader.name)
     production = json.dumps({"messages": [{"destination": "queue/q", "text": "4"}]})
     for path, body in (
         ("/v1/messages", production),
         ("/v1/queues/q/purge", "{}"),
-        ("/v1/state", ""),
+        ("/v1/messages", ""),
+        ("/v1/messages/1", ""),
+        ("/v1/stats", ""),
     ):
         status, refused = await standby.ask(path, "POST" if body else "GET", body)
         assert status == 503 and refused["error"] == "standby", (path, refused)

@@ -47,7 +47,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _state(api: Api) -> dict[str, Any] | None:
-    """None on a standby, and while the hub starts. Raises RequestFailed without the right."""
+    """None while the hub starts, and on a standby without data. Raises RequestFailed without the
+    right."""
     try:
         state: dict[str, Any] = api.get("/v1/state")
     except RequestFailed as error:
@@ -71,6 +72,14 @@ def _facts(state: dict[str, Any], disk: dict[str, Any] | None) -> Iterator[tuple
         "node",
         f"{state['node']}, version {state['version']}, up {duration(state['uptime_s'])}",
     )
+    if state["leader"]:
+        where = f" at {harmless(state['leader_address'])}" if state["leader_address"] else ""
+        lag = f", {plural(state['lag'], 'record')} behind" if state["lag"] else ""
+        yield (
+            "replica",
+            f"{state['role']}; {harmless(state['leader'])}{where} leads; record "
+            f"{state['applied']:,} applied{lag}",
+        )
     yield (
         "traffic",
         f"{_per_second(state['accepted_per_s'])} accepted, "

@@ -251,6 +251,16 @@ class Replica:
         self._wanted_successor = to
         self._leave.set()
 
+    @property
+    def newest(self) -> int:
+        """The newest record that is known here: it may not be applied yet."""
+        return max([self.store.position.number, *(each.synced for each in self.replicas)])
+
+    @property
+    def lag(self) -> int:
+        """How many records that is ahead of what is applied."""
+        return self.newest - self.store.position.number
+
     def refusal(self) -> NotLeading:
         """The error for requests that only a leader can serve."""
         leader = self.succession.leader
@@ -520,6 +530,18 @@ class Replica:
             self.trouble = self.log.trouble
             if self.succession.is_overdue(silent_s):
                 end(LogUnavailable(f"the log has confirmed nothing for {silent_s:.0f} s"))
+            elif self._is_short_of_disk() and not self._leave.is_set():
+                # It would refuse producers, while a standby can take them. Without such a standby
+                # it stays: consumers can make room.
+                name = successor(self.replicas, self.name)
+                if name:
+                    reason = "there is no room on the disk"
+                    log_event(_log, logging.ERROR, "handing over", reason=reason, to=name)
+                    self._leave.set()
+
+    def _is_short_of_disk(self) -> bool:
+        """Not of room in the log, which no other replica has more of."""
+        return not self.store.is_log_full and not self.store.has_room(self._clock.now())
 
     async def _append_hand_over(self, commits: LeaderLog) -> None:
         """Name the standby that takes over at once. Without one, the next to come waits."""

@@ -154,6 +154,9 @@ class Server:
         """The part in a replicated hub; None for a hub alone."""
         self.listeners: dict[str, Listener | HttpListener] = {}
         self.started_at = 0.0
+        """When the hub that runs began to serve; 0 on a standby."""
+        self.opened_at = 0.0
+        """When this process began to, in either role."""
         self._http = http
         self._web: HttpListener | None = None
         self._tls: RenewableContext | None = None
@@ -215,6 +218,7 @@ class Server:
         `http` and `https` only: the others follow when it leads.
         """
         config = self.config
+        self.opened_at = self.clock.now()
         addresses = self._addresses()
         refuse_exposures(config)
         self._schemas = _schemas(config.bond.files)

@@ -25,6 +25,8 @@ class StandbyReader(ReplicaStore):
         super().__init__(source.limits)
         self._source = source
         self._recover(is_new=False)
+        self.damages = source.damages
+        self.last_error = source.last_error
 
     def _get(self, key: bytes) -> bytes | None:
         return self._source._get(key)

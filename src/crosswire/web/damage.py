@@ -82,6 +82,7 @@ DAMAGE_OPERATIONS: Final = (
         handler=show_damage,
         answer=DamageReport,
         needs="observe",
+        on_standby=True,
     ),
     Operation(
         name="acknowledge_damage",

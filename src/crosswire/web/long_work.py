@@ -94,9 +94,10 @@ class LongWork:
 
     async def totals(self, server: Server) -> QueueTotals:
         """Counts over all queues, at most a second old; of very many, as old as the last round of
-        the statistics over them."""
-        hub = server.hub
-        if len(hub.store.destinations()) > _MANY and server.statistics.totals[0]:
+        the statistics over them. On a standby those of what it has applied."""
+        hub = server.hub_to_read()
+        is_large = len(hub.store.destinations()) > _MANY
+        if is_large and server.is_leading and server.statistics.totals[0]:
             queues, messages, size_bytes, dead_letters = server.statistics.totals
             return QueueTotals(
                 queues=queues, messages=messages, size_bytes=size_bytes, dead_letters=dead_letters

@@ -80,7 +80,7 @@ def show_replication(ask: OperationRequest) -> ReplicationState:
     """Roles and positions, on a leader and on a standby alike. Raises UnknownMessage."""
     replica = _replica(ask)
     succession, store = replica.succession, replica.store
-    newest = max([store.position.number, *(each.synced for each in replica.replicas)])
+    newest = replica.newest
     return ReplicationState(
         name=replica.name,
         role=succession.role,

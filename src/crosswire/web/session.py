@@ -24,7 +24,7 @@ class WebSession(msgspec.Struct, frozen=True, kw_only=True):
     administer: bool
     """Whether the user may do everything that the API offers."""
     role: Literal["leader", "standby"]
-    """A standby answers little else than this, `/v1/replication`, health and metrics."""
+    """A standby answers what only reads, from what it has applied."""
     node: str
     """The name of the hub's data; empty on a standby that has none yet."""
     leader: str

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
 from crosswire import __version__
+from crosswire.commitlog.records import Takeover
 from crosswire.errors import HubError
 from crosswire.hub.ledger import Step
 from crosswire.web.contract import Operation, OperationRequest
@@ -38,11 +39,21 @@ class StoreState(msgspec.Struct, frozen=True):
 
 
 class HubState(msgspec.Struct, frozen=True):
-    """Overview of the hub."""
+    """Overview of the hub. A standby counts what it has applied, and has no connections, services
+    or rates."""
 
     version: str
     node: str
     """The name of the hub's data: ids of messages are unique with it."""
+    role: Literal["leader", "standby"]
+    """`leader` without replicas."""
+    leader: str
+    """The name of the replica that leads; empty without replicas."""
+    leader_address: str
+    applied: int
+    """The last record of the log in its store; 0 without replicas."""
+    lag: int
+    """How many records the newest that is known here is ahead of that."""
     time: Moment
     """The hub's time now."""
     started: Moment
@@ -89,9 +100,10 @@ class HubState(msgspec.Struct, frozen=True):
 
 
 async def show_state(ask: OperationRequest) -> HubState:
-    """Counts and errors of the whole hub."""
-    server, hub = ask.server, ask.hub
+    """Counts and errors of the whole hub. Raises NotLeading on a standby without data."""
+    server, hub, replica = ask.server, ask.hub, ask.server.replica
     totals = await ask.work.totals(server)
+    leader = Takeover("") if replica is None else replica.succession.leader
     connections: Counter[str] = Counter()
     async with ask.work.turn() as turn:
         for number, each in enumerate(list(server.context.gateways.values())):
@@ -99,13 +111,18 @@ async def show_state(ask: OperationRequest) -> HubState:
             if not number % _COUNTED:
                 await turn.pause()
     store, now = hub.store, ask.now()
-    total = server.metrics.total
+    total, started_at = ask.metrics.total, server.started_at or server.opened_at
     return HubState(
         version=__version__,
         node=hub.node,
+        role="leader" if server.is_leading else "standby",
+        leader=leader.replica,
+        leader_address=leader.address,
+        applied=0 if replica is None else replica.store.position.number,
+        lag=0 if replica is None else replica.lag,
         time=at_s(hub.wall.at(now)),
-        started=at_s(server.started_at),
-        uptime_s=max(now - server.started_at, 0.0),
+        started=at_s(started_at),
+        uptime_s=max(now - started_at, 0.0),
         draining=server.context.draining,
         open=server.context.access.open,
         listen={name: str(each.address) for name, each in server.listeners.items()},
@@ -131,7 +148,7 @@ async def show_state(ask: OperationRequest) -> HubState:
             error="" if store.last_error is None else str(store.last_error),
             damaged_ranges=store.unreadable_ranges,
         ),
-        leftovers=dict(server.leftovers.healed),
+        leftovers=dict(server.leftovers.healed) if server.is_leading else {},
         reports=[_report(error) for error in hub.reports[-_REPORTS:]],
         damaged=bool(store.damages.entries),
         damage=[each.detail for each in store.damages.entries[-_REPORTS:]],
@@ -161,5 +178,6 @@ STATE_OPERATIONS: Final = (
         handler=show_state,
         answer=HubState,
         needs="observe",
+        on_standby=True,
     ),
 )

@@ -341,6 +341,7 @@ SUBSCRIPTION_OPERATIONS: Final = (
         query=SubscriptionOwner,
         answer=SubscriptionRow,
         needs="principal",
+        on_standby=True,
     ),
     Operation(
         name="assign_subscription",

@@ -6,7 +6,8 @@ without any), and on a primary that was replaced and does not know it. So an att
 only if
 
 - COMMIT returned, and there was no warning;
-- the settings asked for copies before it, and afterwards, and were not loaded anew in between;
+- the settings asked for copies before it, and afterwards, and were not loaded anew in between, nor
+  a moment before;
 - it is the same server afterwards, of the same system and timeline, and has the record as its head;
 - that timeline is not older than one that was used before.
 
@@ -17,6 +18,7 @@ is sequential, so a standby that has the later commit has the earlier one.
 from __future__ import annotations
 
 import asyncio
+from struct import Struct
 from typing import Any, Final, Literal
 
 import msgspec
@@ -26,8 +28,12 @@ from psycopg.rows import TupleRow
 
 from crosswire.commitlog.contract import LogState, ReplicaState
 from crosswire.commitlog.postgres.address import LogAddress, ServerAddress, parse_address
+from crosswire.commitlog.postgres.exchange import PreparedCall
 from crosswire.commitlog.postgres.schema import (
+    CONFIRM,
     LAYOUT,
+    LOOK,
+    OFFER,
     PARTITION_RECORDS,
     Statements,
     creation,
@@ -56,10 +62,15 @@ __all__ = ["Durability", "PostgresEngine", "postgres_log"]
 
 Durability = Literal["verify", "trust"]
 
+SETTLE_S: Final = 1.0
+"""How long nothing is confirmed after a server has loaded its settings. Less than a leader may be
+silent, or each change of a setting would be a takeover."""
 _NAME_TAKEN_S: Final = 10.0
+_CONFIRM_AGAIN_S: Final = 0.1
 _OTHERS_S: Final = 0.5
 """How long other servers are waited for when one has answered."""
 _SAFE_LEVELS: Final = ("on", "remote_apply")
+_INTEGER: Final = Struct(">q")
 _STATE_ENCODER: Final = msgspec.msgpack.Encoder()
 _STATE_DECODER: Final = msgspec.msgpack.Decoder(ReplicaState)
 
@@ -78,6 +89,23 @@ class _ServerFacts(msgspec.Struct, frozen=True):
     fsync: str
     read_only: str
     loaded_at: str
+    loaded_s: str
+    """How long ago that is."""
+
+    @classmethod
+    def from_binary(cls, row: tuple[bytes, ...]) -> _ServerFacts:
+        """Of a row as the server sends it, without psycopg's adaptation."""
+        layout, log_id, number, digest, system, timeline, *settings = row
+        texts = [each.decode() for each in settings]
+        return cls(
+            int.from_bytes(layout, signed=True),
+            log_id,
+            int.from_bytes(number, signed=True),
+            digest,
+            system.decode(),
+            int.from_bytes(timeline, signed=True),
+            *texts,
+        )
 
     @property
     def head(self) -> RecordPosition:
@@ -108,12 +136,18 @@ class PostgresEngine(RecordEngine):
     """
 
     def __init__(
-        self, address: LogAddress, *, durability: Durability = "verify", answer_s: float = 5.0
+        self,
+        address: LogAddress,
+        *,
+        durability: Durability = "verify",
+        answer_s: float = 5.0,
+        settle_s: float = SETTLE_S,
     ) -> None:
         super().__init__()
         self._address = address
         self._durability = durability
         self._answer_s = answer_s
+        self._settle_s = settle_s
         self._statements = Statements(address.schema)
         self._writer: PostgresSession | None = None
         self._reader: PostgresSession | None = None
@@ -215,11 +249,7 @@ class PostgresEngine(RecordEngine):
                 f"{session.address}: `crosswire replication init` makes one"
             )
         facts = _ServerFacts(*rows[0])
-        if facts.layout != LAYOUT:
-            raise LogTooNew(
-                f"the tables of the log at {session.address} have the layout {facts.layout}, this "
-                f"version reads {LAYOUT}"
-            )
+        _require_layout(facts, session)
         return facts
 
     async def _look_again(self, session: PostgresSession) -> _ServerFacts:
@@ -233,6 +263,17 @@ class PostgresEngine(RecordEngine):
         self.accept_server(facts.system, facts.timeline, session.address)
         return facts
 
+    def _accept_binary(
+        self, rows: list[tuple[bytes, ...]], session: PostgresSession
+    ) -> _ServerFacts | None:
+        """None if there is no such row. Raises LogForeign, LogTooNew, LogUnavailable."""
+        if not rows:
+            return None
+        facts = _ServerFacts.from_binary(rows[0])
+        _require_layout(facts, session)
+        self.accept_server(facts.system, facts.timeline, session.address)
+        return facts
+
     def _fault(self, facts: _ServerFacts) -> str:
         return "" if self._durability == "trust" else facts.fault()
 
@@ -240,36 +281,50 @@ class PostgresEngine(RecordEngine):
 
     async def offer(self, record: LogRecord) -> EngineAnswer:
         """Try once to append a record on top of its predecessor."""
-        parameters = {
-            "log_id": record.log_id,
-            "number": record.number,
-            "digest": record.digest,
-            "predecessor": record.predecessor,
-            "data": record.data,
-        }
-        return await self._write(self._statements.offer, parameters, record.position)
+        values = (
+            record.log_id,
+            _INTEGER.pack(record.number),
+            record.digest,
+            record.predecessor,
+            record.data,
+        )
+        return await self._write((OFFER, values), record.position)
 
     async def confirm(self, record: LogRecord) -> EngineAnswer:
         """Try once to prove that the head is durable, by a write after it."""
-        parameters = {
-            "log_id": record.log_id,
-            "number": record.number,
-            "digest": record.digest,
-        }
-        return await self._write(self._statements.confirm, parameters, record.position)
+        values = (record.log_id, _INTEGER.pack(record.number), record.digest)
+        return await self._write((CONFIRM, values), record.position)
 
-    async def _write(
-        self, statement: sql.Composed, parameters: dict[str, Any], position: RecordPosition
-    ) -> EngineAnswer:
+    async def _connect_writer(self) -> PostgresSession:
+        session = await self._connect(commit_level="on")
+        try:
+            await session.run_script(self._statements.prepared, within_s=self._answer_s)
+        except psycopg.Error as error:
+            await session.close()
+            raise _refused(session, error) from None
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
+    async def _write(self, call: PreparedCall, position: RecordPosition) -> EngineAnswer:
+        """One round trip: the server looks again after it has committed, in a statement of its own.
+
+        Not in one statement, nor in a procedure that commits. A server's process loads changed
+        settings between two messages of its client only; a statement that waited for copies while
+        the settings were emptied would go on to see the old ones.
+        """
         try:
             if self._writer is None:
-                self._writer = await self._connect(commit_level="on")
+                self._writer = await self._connect_writer()
             session = self._writer
             await self._add_partitions(session, position.number)
             session.warnings.clear()
-            rows = await session.run(statement, parameters, within_s=self._answer_s)
-            before = self._accept(rows[0], session) if rows else None
-            after = await self._look_again(session)
+            written, looked = await session.exchange([call, (LOOK, ())], within_s=self._answer_s)
+            before = self._accept_binary(written, session)
+            after = self._accept_binary(looked, session)
+            if after is None:
+                raise LogForeign(f"there is no log at {session.address} any more")
         except LogError as error:
             await self._drop_writer()
             return EngineAnswer(WriteOutcome.UNKNOWN, reason=error.reason)
@@ -304,6 +359,11 @@ class PostgresEngine(RecordEngine):
         if before.loaded_at != after.loaded_at:
             # The settings may have been other ones for a moment, in which nobody waited.
             return f"{session.address} has loaded its settings anew"
+        # Whether a commit waits depends on a flag that the server's checkpointer sets when it loads
+        # the settings, and it may do so after this connection's process. Negative: its clock was
+        # set back.
+        if self._durability == "verify" and 0 <= float(after.loaded_s) < self._settle_s:
+            return f"{session.address} has loaded its settings a moment ago"
         return self._fault(before) or self._fault(after)
 
     async def _drop_writer(self) -> None:
@@ -479,8 +539,15 @@ class PostgresEngine(RecordEngine):
                 raise LogUnavailable(f"the log may have been made, or not: {error}") from None
         finally:
             await session.close()
+        deadline = asyncio.get_running_loop().time() + self._answer_s + self._settle_s
         try:
             answer = await self.confirm(genesis)
+            while (
+                answer.outcome is WriteOutcome.UNKNOWN
+                and asyncio.get_running_loop().time() < deadline
+            ):
+                await asyncio.sleep(_CONFIRM_AGAIN_S)
+                answer = await self.confirm(genesis)
         finally:
             await self._drop_writer()
         if answer.outcome is not WriteOutcome.CONFIRMED:
@@ -511,6 +578,14 @@ class PostgresEngine(RecordEngine):
         raise LogUnavailable("; ".join(each.reason for each in errors))
 
 
+def _require_layout(facts: _ServerFacts, session: PostgresSession) -> None:
+    if facts.layout != LAYOUT:
+        raise LogTooNew(
+            f"the tables of the log at {session.address} have the layout {facts.layout}, this "
+            f"version reads {LAYOUT}"
+        )
+
+
 def _refused(session: PostgresSession, error: psycopg.Error) -> LogRefused:
     return LogRefused(f"{session.address} refuses a statement: {' '.join(str(error).split())}")
 
@@ -521,7 +596,10 @@ def postgres_log(
     application: str = "crosswire",
     durability: Durability = "verify",
     answer_s: float = 5.0,
+    settle_s: float = SETTLE_S,
 ) -> EngineLog:
     """A replica's view of the log at a URL. Raises ConfigError."""
     address = parse_address(url, application=application)
-    return EngineLog(PostgresEngine(address, durability=durability, answer_s=answer_s))
+    return EngineLog(
+        PostgresEngine(address, durability=durability, answer_s=answer_s, settle_s=settle_s)
+    )

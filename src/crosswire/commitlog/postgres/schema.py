@@ -16,8 +16,20 @@ from typing import Final
 
 from psycopg import sql
 
-__all__ = ["LAYOUT", "PARTITION_RECORDS", "Statements", "creation", "grants"]
+__all__ = [
+    "CONFIRM",
+    "LAYOUT",
+    "LOOK",
+    "OFFER",
+    "PARTITION_RECORDS",
+    "Statements",
+    "creation",
+    "grants",
+]
 
+OFFER: Final = b"crosswire_offer"
+CONFIRM: Final = b"crosswire_confirm"
+LOOK: Final = b"crosswire_look"
 LAYOUT: Final = 1
 """The version of these tables."""
 PARTITION_RECORDS: Final = 4096
@@ -105,7 +117,8 @@ _FACTS: Final = """
     current_setting('synchronous_commit') AS commit_level,
     current_setting('fsync') AS fsync,
     current_setting('transaction_read_only') AS read_only,
-    pg_conf_load_time()::text AS loaded_at
+    pg_conf_load_time()::text AS loaded_at,
+    extract(epoch FROM clock_timestamp() - pg_conf_load_time())::text AS loaded_s
 """
 
 _LOOK: Final = """
@@ -115,21 +128,23 @@ SELECT layout, log_id, number, digest, {facts} FROM {schema}.head
 # One statement: compared, set and inserted together or not at all. A second writer waits at the
 # row of the head until the first has committed, and then finds another head.
 _OFFER: Final = """
+PREPARE crosswire_offer (bytea, bigint, bytea, bytea, bytea) AS
 WITH moved AS (
-    UPDATE {schema}.head SET number = %(number)b::bigint, digest = %(digest)b
-    WHERE log_id = %(log_id)b AND number = %(number)b::bigint - 1 AND digest = %(predecessor)b
+    UPDATE {schema}.head SET number = $2, digest = $3
+    WHERE log_id = $1 AND number = $2 - 1 AND digest = $4
     RETURNING layout, log_id, number, digest
 ), added AS (
     INSERT INTO {schema}.records (number, digest, data)
-    SELECT number, digest, %(data)b FROM moved RETURNING number
+    SELECT number, digest, $5 FROM moved RETURNING number
 )
 SELECT layout, log_id, moved.number, digest, {facts} FROM moved JOIN added USING (number)
 """
 
 # A write, so that there is something to wait for: what it changes is of no use to anybody.
 _CONFIRM: Final = """
+PREPARE crosswire_confirm (bytea, bigint, bytea) AS
 UPDATE {schema}.head SET confirmations = confirmations + 1
-WHERE log_id = %(log_id)b AND number = %(number)b::bigint AND digest = %(digest)b
+WHERE log_id = $1 AND number = $2 AND digest = $3
 RETURNING layout, log_id, number, digest, {facts}
 """
 
@@ -187,8 +202,11 @@ class Statements:
 
     def __init__(self, schema: str) -> None:
         self.look = _composed(_LOOK, schema)
-        self.offer = _composed(_OFFER, schema)
-        self.confirm = _composed(_CONFIRM, schema)
+        self.prepared = [
+            _composed(text, schema)
+            for text in (_OFFER, _CONFIRM, f"PREPARE crosswire_look AS{_LOOK}")
+        ]
+        """Make the statements OFFER, CONFIRM and LOOK of a connection that appends."""
         self.fetch = _composed(_FETCH, schema)
         self.extent = _composed(_EXTENT, schema)
         self.partitions = _composed(_PARTITIONS, schema)

@@ -1,4 +1,5 @@
-"""A connection to the primary of a log, on which one statement runs at a time.
+"""A connection to the primary of a log, on which one statement runs at a time, or several that are
+sent together.
 
 Two things are unusual. A statement is never cancelled: PostgreSQL would end the wait for copies and
 leave the commit as it is, without them. Where others cancel, the socket is shut down instead; the
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from psycopg.errors import Diagnostic
 from psycopg.rows import TupleRow
 
 from crosswire.commitlog.postgres.address import ServerAddress
+from crosswire.commitlog.postgres.exchange import PreparedCall, StatementExchange
 from crosswire.errors import LogRefused, LogUnavailable
 
 __all__ = ["NoAnswer", "PostgresSession"]
@@ -136,7 +138,30 @@ class PostgresSession:
         """
         return await self._finish(self._execute(statement, parameters), within_s)
 
-    async def run_script(self, statements: list[sql.Composable], *, within_s: float) -> None:
+    async def exchange(
+        self, calls: Sequence[PreparedCall], *, within_s: float
+    ) -> list[list[tuple[bytes, ...]]]:
+        """The rows of prepared statements that are sent together. Each is committed before the next
+        one begins, and all are when this returns. Raises as `run`."""
+        try:
+            exchange = StatementExchange(self._connection, calls)
+        except psycopg.OperationalError as error:
+            raise await self._lost(error) from None
+        try:
+            async with asyncio.timeout(within_s):
+                return await exchange.done
+        except TimeoutError:
+            raise NoAnswer(f"{self.address} did not answer within {within_s:g} s") from None
+        except psycopg.Error as error:
+            await self._sort(error)
+            raise
+        finally:
+            if not exchange.is_complete:
+                # As `_abandon`: the server's process goes on with what it has received.
+                exchange.stop()
+                await self.close()
+
+    async def run_script(self, statements: Sequence[sql.Composable], *, within_s: float) -> None:
         """Several statements in one transaction. Raises as `run`."""
         script = sql.SQL("BEGIN;\n{};\nCOMMIT").format(sql.SQL(";\n").join(statements))
         await self._finish(self._execute_script(script), within_s)
@@ -156,16 +181,21 @@ class PostgresSession:
         try:
             return task.result()
         except psycopg.Error as error:
-            if self._connection.closed or self._connection.broken or not error.sqlstate:
-                await self.close()
-                raise NoAnswer(
-                    f"the connection to {self.address} was lost: {_text_of(error)}"
-                ) from None
-            if error.sqlstate[:2] == "57":
-                # Cancelled or shut down by somebody. Where a commit waits for copies that would be
-                # a warning; but it is not for us to know what the server had done by then.
-                raise NoAnswer(f"{self.address}: {_text_of(error)}") from None
+            await self._sort(error)
             raise
+
+    async def _sort(self, error: psycopg.Error) -> None:
+        """Raises NoAnswer, if the error does not mean that the server has refused a statement."""
+        if self._connection.closed or self._connection.broken or not error.sqlstate:
+            raise await self._lost(error) from None
+        if error.sqlstate[:2] == "57":
+            # Cancelled or shut down by somebody. Where a commit waits for copies that would be
+            # a warning; but it is not for us to know what the server had done by then.
+            raise NoAnswer(f"{self.address}: {_text_of(error)}") from None
+
+    async def _lost(self, error: psycopg.Error) -> NoAnswer:
+        await self.close()
+        return NoAnswer(f"the connection to {self.address} was lost: {_text_of(error)}")
 
     async def _execute(
         self, statement: sql.SQL | sql.Composed, parameters: Mapping[str, Any] | None
