@@ -18,7 +18,7 @@ from crosswire.web.contract import ARROW
 from crosswire.wire.emp.frames import Ping, serialize
 from tests.adversary.growth import connect, request
 from tests.adversary.harness import PATIENCE_S
-from tests.adversary.measured import ATTACKER_TOKEN, Attack, MeasuredTarget
+from tests.adversary.measured import ATTACKER_TOKEN, OBSERVER_TOKEN, Attack, MeasuredTarget
 
 
 class Stream:
@@ -152,9 +152,27 @@ def peeks(size: int, count: int) -> Attack:
     return attack
 
 
+def moved(size: int, count: int) -> Attack:
+    """Large messages that are moved to another queue by one request of an administrator."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            peer = connect(stack, target, 1)[0]
+            for _ in range(count):
+                request(peer, "$publish", destination="queue/moved", text="x" * size)
+                peer.answers(1)
+            api = HubAddress(target.url, OBSERVER_TOKEN, patience_s=PATIENCE_S)
+            yield
+            asked = {"destination": "queue/target", "all": True}
+            assert api.post("/v1/queues/moved/move", asked)["matched"] == count
+
+    return attack
+
+
 HTTP_ATTACKS: dict[str, Attack] = {
     "watched-frames": watched_frames(3_000, 2),
     "tails": tails(1 << 16, 8),
     "staged-parts": staged_parts(5_000, 10),
     "peeks": peeks(1 << 18, 20),
+    "moved": moved(1 << 20, 24),
 }
