@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
 from http.client import HTTPConnection, HTTPException, HTTPResponse
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
 
@@ -104,6 +104,30 @@ def tails(size: int, count: int) -> Attack:
     return attack
 
 
+def filtered_tails(size: int, count: int) -> Attack:
+    """Tails with filters of many terms, of which only the last doesn't hold."""
+    terms = "".join(f"p{number}=N{number};" for number in range(50))
+    properties = {f"p{number}": number for number in range(50)}
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            chosen = quote(f"{terms}last=N1")
+            for _ in range(count):
+                path = f"/v1/tail?destination=queue/filtered&filter={chosen}"
+                stack.enter_context(Stream(target, path))
+            peer = connect(stack, target, 1)[0]
+            for _ in range(size):
+                request(
+                    peer, "$publish", destination="queue/filtered", text="x", properties=properties
+                )
+            data = peer.bytes_to_send()
+            yield
+            peer.send(data)
+            peer.answers(size)
+
+    return attack
+
+
 def staged_parts(size: int, parts: int) -> Attack:
     """An attempt with as many destinations, to which parts of one message are added."""
     names = [f"queue/part{number}" for number in range(size)]
@@ -172,6 +196,7 @@ def moved(size: int, count: int) -> Attack:
 HTTP_ATTACKS: dict[str, Attack] = {
     "watched-frames": watched_frames(3_000, 2),
     "tails": tails(1 << 16, 8),
+    "filtered-tails": filtered_tails(2_000, 8),
     "staged-parts": staged_parts(5_000, 10),
     "peeks": peeks(1 << 18, 20),
     "moved": moved(1 << 20, 24),
