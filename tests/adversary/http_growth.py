@@ -12,7 +12,9 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse
 from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
+import pytest
 
+from crosswire.errors import ClientError
 from crosswire.pipeline.connector.address import HubAddress
 from crosswire.web.contract import ARROW
 from crosswire.wire.emp.frames import Ping, serialize
@@ -193,6 +195,23 @@ def moved(size: int, count: int) -> Attack:
     return attack
 
 
+def long_lists() -> Attack:
+    """Bodies of a MiB with as many numbers and texts as fit, which no operation takes."""
+    bodies = (
+        ("/v1/dead/replays", {"queue": "queue/q", "ids": [1] * 500_000}),
+        ("/v1/log/plan", {"destinations": ["a"] * 250_000}),
+    )
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        api = attacker_api(target)
+        yield
+        for path, body in bodies:
+            with pytest.raises(ClientError):
+                api.post(path, body, repeatable=False)
+
+    return attack
+
+
 HTTP_ATTACKS: dict[str, Attack] = {
     "watched-frames": watched_frames(3_000, 2),
     "tails": tails(1 << 16, 8),
@@ -200,4 +219,5 @@ HTTP_ATTACKS: dict[str, Attack] = {
     "staged-parts": staged_parts(5_000, 10),
     "peeks": peeks(1 << 18, 20),
     "moved": moved(1 << 20, 24),
+    "long-lists": long_lists(),
 }
