@@ -9,16 +9,18 @@ import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
 from http.client import HTTPConnection, HTTPException, HTTPResponse
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
+import pytest
 
+from crosswire.errors import ClientError
 from crosswire.pipeline.connector.address import HubAddress
 from crosswire.web.contract import ARROW
 from crosswire.wire.emp.frames import Ping, serialize
 from tests.adversary.growth import connect, request
 from tests.adversary.harness import PATIENCE_S
-from tests.adversary.measured import ATTACKER_TOKEN, Attack, MeasuredTarget
+from tests.adversary.measured import ATTACKER_TOKEN, OBSERVER_TOKEN, Attack, MeasuredTarget
 
 
 class Stream:
@@ -104,6 +106,30 @@ def tails(size: int, count: int) -> Attack:
     return attack
 
 
+def filtered_tails(size: int, count: int) -> Attack:
+    """Tails with filters of many terms, of which only the last doesn't hold."""
+    terms = "".join(f"p{number}=N{number};" for number in range(50))
+    properties = {f"p{number}": number for number in range(50)}
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            chosen = quote(f"{terms}last=N1")
+            for _ in range(count):
+                path = f"/v1/tail?destination=queue/filtered&filter={chosen}"
+                stack.enter_context(Stream(target, path))
+            peer = connect(stack, target, 1)[0]
+            for _ in range(size):
+                request(
+                    peer, "$publish", destination="queue/filtered", text="x", properties=properties
+                )
+            data = peer.bytes_to_send()
+            yield
+            peer.send(data)
+            peer.answers(size)
+
+    return attack
+
+
 def staged_parts(size: int, parts: int) -> Attack:
     """An attempt with as many destinations, to which parts of one message are added."""
     names = [f"queue/part{number}" for number in range(size)]
@@ -152,9 +178,46 @@ def peeks(size: int, count: int) -> Attack:
     return attack
 
 
+def moved(size: int, count: int) -> Attack:
+    """Large messages that are moved to another queue by one request of an administrator."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            peer = connect(stack, target, 1)[0]
+            for _ in range(count):
+                request(peer, "$publish", destination="queue/moved", text="x" * size)
+                peer.answers(1)
+            api = HubAddress(target.url, OBSERVER_TOKEN, patience_s=PATIENCE_S)
+            yield
+            asked = {"destination": "queue/target", "all": True}
+            assert api.post("/v1/queues/moved/move", asked)["matched"] == count
+
+    return attack
+
+
+def long_lists() -> Attack:
+    """Bodies of a MiB with as many numbers and texts as fit, which no operation takes."""
+    bodies = (
+        ("/v1/dead/replays", {"queue": "queue/q", "ids": [1] * 500_000}),
+        ("/v1/log/plan", {"destinations": ["a"] * 250_000}),
+    )
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        api = attacker_api(target)
+        yield
+        for path, body in bodies:
+            with pytest.raises(ClientError):
+                api.post(path, body, repeatable=False)
+
+    return attack
+
+
 HTTP_ATTACKS: dict[str, Attack] = {
     "watched-frames": watched_frames(3_000, 2),
     "tails": tails(1 << 16, 8),
+    "filtered-tails": filtered_tails(2_000, 8),
     "staged-parts": staged_parts(5_000, 10),
     "peeks": peeks(1 << 18, 20),
+    "moved": moved(1 << 20, 24),
+    "long-lists": long_lists(),
 }

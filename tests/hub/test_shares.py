@@ -289,7 +289,7 @@ def test_what_comes_over_http_without_users_counts_for_its_address() -> None:
     here, there = holder_of_address("203.0.113.5"), holder_of_address("203.0.113.6")
 
     def is_refused(connection: str, name: str) -> bool:
-        message = send(b"", f"queue/{name}", connection=connection)
+        message = send(b"", f"queue/{name}").replace(connection=connection)
         receipt = bench.hub.produce([message], bench.now)
         return isinstance(receipt.refused.get(0), DestinationFull)
 

@@ -278,3 +278,20 @@ async def test_a_stopping_hub_ends_processes_and_removes_files(
 )
 async def test_wrong_parameters(web: WebHub, query: dict[str, Any]) -> None:
     assert (await upload(web, b"x", **query))[0] == 400
+
+
+async def test_a_users_captures_are_read_one_at_a_time(start_web: StartWeb, tmp_path: Path) -> None:
+    """So that one user does not occupy both processes."""
+    web = await start_web(users=(ANNA, BOB))
+    data = capture(tmp_path)
+    for token in (ANNA.token, ANNA.token, BOB.token):
+        assert (await upload(web, data, token=token))[0] == 200
+
+    async def states(token: str | None) -> list[str]:
+        rows = (await web.get("/v1/analyses", token=token))["analyses"]
+        return [each["state"] for each in rows]
+
+    async with asyncio.timeout(60):
+        while (await states(ANNA.token)) + (await states(BOB.token)) != ["ready"] * 3:
+            assert (await states(ANNA.token)).count("running") < 2
+            await asyncio.sleep(0.02)

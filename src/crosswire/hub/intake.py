@@ -368,6 +368,7 @@ class Intake:
         sizes = list(map(len, records))
         accepted = AcceptedMessages(number, run, records, sizes)
         self._commits.group.retained.append(accepted)
+        self._commits.added(sizes)
         if isinstance(target, Queue):
             target.length += len(sizes)
             target.size_bytes += sum(sizes)

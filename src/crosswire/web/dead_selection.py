@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -26,6 +26,7 @@ __all__ = [
 
 LISTED_IDS: Final = 100
 """How many ids of selected letters a response lists."""
+_MOST_IDS: Final = 50_000
 _PAGE: Final = 256
 _PAGE_BYTES: Final = 512 << 10
 
@@ -33,7 +34,7 @@ _PAGE_BYTES: Final = 512 << 10
 class MessageSelection(msgspec.Struct, frozen=True, kw_only=True):
     """The messages to process: exactly one of `ids`, `filter` and `all`."""
 
-    ids: list[Id] = []
+    ids: Annotated[list[Id], msgspec.Meta(max_length=_MOST_IDS)] = []
     """These messages."""
     filter: str = ""
     """Those whose properties pass this filter, such as `price>N10`."""

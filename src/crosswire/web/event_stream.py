@@ -52,10 +52,10 @@ class EventBuffer:
         self._size_bytes += len(chunk)
         self._wake.set()
 
-    def lose(self) -> None:
-        """An event that is left out."""
-        self._number += 1
-        self._lost += 1
+    def lose(self, count: int = 1) -> None:
+        """Events that are left out."""
+        self._number += count
+        self._lost += count
         self._wake.set()
 
     def end(self, event: str, data: object) -> None:

@@ -86,7 +86,7 @@ class _FrameTap:
         self._waiting: deque[_TappedBytes] = deque()
         self._waiting_bytes = 0
         self._has_ended = False
-        self._share = TurnShare(ask.hub.turns, self._decode)
+        self._share = TurnShare(ask.hub.turns, self._work)
         self._session.tap = self
 
     def stop(self) -> None:
@@ -158,6 +158,12 @@ class _FrameTap:
             self._waiting.append(_TappedBytes(reader, now, memoryview(data)))
             self._waiting_bytes += len(data)
         self._share.later()
+
+    def _work(self) -> None:
+        if self._ask.hub.callbacks.run("tap", self._decode) is not None:
+            # As with any tap: a recording with a hole is of no use.
+            self.stop()
+            self._buffer.end("end", {"reason": "internal error"})
 
     def _decode(self) -> None:
         """Decode some of what waits, in a turn."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Any, Final
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -15,6 +16,7 @@ from crosswire.hub.attachment import Attachment, Delivery, Notice
 from crosswire.hub.commits import CommitStage
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.subscriptions import predicate
+from crosswire.hub.turns import QUANTUM_S, TurnShare
 from crosswire.logs import fields_of
 from crosswire.server.log_selection import LogSelection
 from crosswire.server.server import Server
@@ -28,6 +30,11 @@ __all__ = ["LIVE_OPERATIONS"]
 _LOOK_S: Final = 0.5
 _MOST_EACH: Final = 100
 _MOST_PER_GROUP: Final = 200
+_WAITING_BYTES: Final = 16 << 20
+_WAITING_MESSAGES: Final = 16_384
+"""Of commits that a tail has not looked at."""
+_LOOKED_AT: Final = 32
+"""Messages that a tail looks at before it is checked whether others have to be served."""
 _WINDOW: Final = 1_000_000
 
 
@@ -177,8 +184,9 @@ class TailQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 def tail(ask: OperationRequest) -> Chunks:
     """Server-sent events: `message` for each message that is accepted from now on, without
-    consuming it. Many at a time are sampled: `lost` counts those that are left out. Raises
-    Forbidden, InvalidDestination, InvalidFilter, ServiceUnavailable."""
+    consuming it. Many at a time are sampled: `lost` counts those that are left out, and those that
+    there was no time to look at. Raises Forbidden, InvalidDestination, InvalidFilter,
+    ServiceUnavailable."""
     query: TailQuery = ask.query
     is_own_name = query.destination.partition("/")[2].startswith("@")
     if not is_own_name:
@@ -192,8 +200,19 @@ def tail(ask: OperationRequest) -> Chunks:
     return stream_events(ask, buffer, lambda: ask.require_content(query.destination), begin)
 
 
+class _TailedGroup(NamedTuple):
+    """The messages of a commit that a tail has still to look at."""
+
+    envelopes: Iterator[Envelope]
+    messages: int
+    size_bytes: int
+
+
 class _Tail:
-    """A listener of commits; for topics that are not durable, a subscriber."""
+    """A listener of commits; for topics that are not durable, a subscriber.
+
+    Commits wait for turns of their own: a filter may take as long for a message as all else.
+    """
 
     def __init__(
         self, ask: OperationRequest, destination: str, matches: Any, buffer: EventBuffer
@@ -202,7 +221,10 @@ class _Tail:
         self._choice = LogSelection([destination])
         self._matches = matches
         self._buffer = buffer
-        self._numbers: dict[int, bool] = {}
+        self._waiting: deque[_TailedGroup] = deque()
+        self._waiting_messages = self._waiting_bytes = 0
+        self._left = _MOST_PER_GROUP
+        self._share = TurnShare(ask.hub.turns, self._work)
         self._now = ask.now
         self._attachment: Attachment | None = None
         self._hub.commits.add_listener(CommitStage.TELEMETRY, self._committed)
@@ -214,6 +236,8 @@ class _Tail:
 
     def stop(self) -> None:
         self._hub.commits.remove_listener(self._committed)
+        self._share.close()
+        self._waiting.clear()
         if self._attachment is not None:
             self._attachment.close(self._now())
 
@@ -223,11 +247,50 @@ class _Tail:
         return topic is not None and not topic.policy.durable
 
     def _committed(self, group: CommitGroup) -> None:
-        left = _MOST_PER_GROUP
-        for run in (*group.stored, *group.retained):
-            if run.envelopes and self._choice.wants(run.envelopes[0].destination):
-                for envelope in run.envelopes:
-                    left = self._show(envelope, left)
+        runs = (*group.stored, *group.retained)
+        count = sum(len(run.sizes) for run in runs)
+        if not count:
+            return
+        if (
+            self._waiting_messages + count > _WAITING_MESSAGES
+            or self._waiting_bytes + group.size_bytes > _WAITING_BYTES
+        ) and self._waiting:
+            self._buffer.lose(count)
+            return
+        wanted = (
+            envelope
+            for run in runs
+            if run.envelopes and self._choice.wants(run.envelopes[0].destination)
+            for envelope in run.envelopes
+        )
+        self._waiting.append(_TailedGroup(wanted, count, group.size_bytes))
+        self._waiting_messages += count
+        self._waiting_bytes += group.size_bytes
+        self._share.later()
+
+    def _work(self) -> None:
+        error = self._hub.callbacks.run("tail", self._look)
+        if error is not None:
+            self._waiting.clear()
+            self.broken(error)
+
+    def _look(self) -> None:
+        """Look at some of what was committed, in a turn."""
+        clock = self._hub.turns.thread_clock
+        ends_at = clock() + QUANTUM_S
+        while self._waiting and clock() < ends_at:
+            group = self._waiting[0]
+            for number, envelope in enumerate(group.envelopes, 1):
+                self._left = self._show(envelope, self._left)
+                if number == _LOOKED_AT:
+                    break
+            else:
+                self._waiting.popleft()
+                self._waiting_messages -= group.messages
+                self._waiting_bytes -= group.size_bytes
+                self._left = _MOST_PER_GROUP
+        if self._waiting:
+            self._share.later()
 
     def _show(self, envelope: Envelope, left: int) -> int:
         """A group may have a hundred thousand: encoding each would delay all."""

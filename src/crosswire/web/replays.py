@@ -12,6 +12,7 @@ from crosswire.errors import Forbidden, HubError, InvalidEnvelope, UnknownMessag
 from crosswire.gateways.edits import refit
 from crosswire.hub.hub import Hub
 from crosswire.hub.subscriptions import predicate
+from crosswire.hub.turns import TURN_S
 from crosswire.web.dead_selection import LISTED_IDS, DeadLetterSelection, dead_queue, selected_ids
 from crosswire.web.times import Moment, at_s
 
@@ -139,15 +140,21 @@ class Replay:
 
     async def _send(self, hub: Hub, queue: str, ids: list[int], now: Callable[[], float]) -> None:
         """Send in batches: of a tenth of a second's rate, so that the rate is even, and of at most
-        32 letters, so that the event loop is not blocked."""
-        rate = self.asked.rate
+        32 letters, so that the event loop is not blocked; of fewer, if they are large."""
+        rate, clock = self.asked.rate, hub.turns.thread_clock
         step = min(max(int(rate * _STEP_S), 1), _BATCH) if rate else _BATCH
         for start in range(0, len(ids), step):
             batch = ids[start : start + step]
             if not self._is_allowed():
                 raise Forbidden("the right to replay these was taken away")
+            began = clock()
             for identifier in batch:
+                hub.turns.enter()
                 self._send_one(hub, queue, identifier, now())
+                if clock() - began > TURN_S:
+                    # They are in memory until they are on disk: not faster than that.
+                    await hub.committed()
+                    began = clock()
             await asyncio.sleep(len(batch) / rate if rate else 0)
 
     def _send_one(self, hub: Hub, queue: str, identifier: int, now: float) -> None:

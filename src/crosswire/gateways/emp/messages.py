@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final
 
 import msgspec
 
@@ -59,9 +59,6 @@ class PublishData(RawBody, frozen=True, gc=False, kw_only=True):
     destination: str
     properties: dict[str, Property] = msgspec.field(default_factory=dict)
     key: str = ""
-
-
-_Published = TypeVar("_Published", bound=PublishData)
 
 
 class SubscribeData(msgspec.Struct, frozen=True, rename={"start": "from"}):
@@ -164,7 +161,10 @@ def read_publish(data: bytes) -> PublishData:
     Raises MsgspecError, InvalidEnvelope for too many properties, RecursionError for deep JSON.
     """
     if len(data) <= PROPERTIES_BYTES:
-        return _checked(_read_publish(data))
+        parsed = _read_publish(data)
+        if len(parsed.properties) > PROPERTIES:
+            raise _too_many(len(parsed.properties))
+        return parsed
     # Once: to parse a large text twice would take twice as long.
     large = _read_large_publish(data)
     return PublishData(
@@ -180,7 +180,10 @@ def read_publish(data: bytes) -> PublishData:
 def read_schedule(data: bytes) -> ScheduleData:
     """The data of a `$schedule`; raises as `read_publish`."""
     if len(data) <= PROPERTIES_BYTES:
-        return _checked(_read_schedule(data))
+        parsed = _read_schedule(data)
+        if len(parsed.properties) > PROPERTIES:
+            raise _too_many(len(parsed.properties))
+        return parsed
     large = _read_large_schedule(data)
     return ScheduleData(
         json=large.json,
@@ -207,12 +210,6 @@ def _parse_properties(raw: msgspec.Raw) -> dict[str, Property]:
     if len(properties) > PROPERTIES:
         raise _too_many(len(properties))
     return properties
-
-
-def _checked(parsed: _Published) -> _Published:
-    if len(parsed.properties) > PROPERTIES:
-        raise _too_many(len(parsed.properties))
-    return parsed
 
 
 def _too_many(count: int) -> InvalidEnvelope:
