@@ -12,8 +12,8 @@ SEEDS ?= 10000
 ROUNDS ?= 200
 TEST_PROCESSES ?= 3
 
-.PHONY: install browser tshark demo docs reference screenshots test test-fast test-long check fuzz \
-	campaign planted simulate chaos bench lock sbom clean
+.PHONY: install browser tshark demo docs reference screenshots test test-fast test-long check \
+	compiled fuzz campaign planted simulate chaos bench lock sbom clean
 
 install: $(READY)
 
@@ -56,9 +56,17 @@ tshark:
 		echo "with 'apt-get install tshark'"; \
 	fi
 
+# What the tests would otherwise compile or load in each of their processes: bytecode, the pipeline's
+# kernels, Spark's classes. Some kinds of Java keep no classes: they load them as always.
+compiled: $(READY)
+	-test -e $(VENV)/.archived || $(BIN)/python -m crosswire.pipeline.class_archive
+	@touch $(VENV)/.archived
+	@$(PYTEST) --collect-only -qq >/dev/null
+
 # In three processes, since many tests wait for something; tests/conftest.py decides which tests go
 # where. Those that measure time or CPU come afterwards, when nothing else runs.
-test: check browser
+test: browser $(READY)
+	@$(MAKE) --no-print-directory --jobs 2 check compiled
 	$(PYTEST) --numprocesses $(TEST_PROCESSES) -m "not (alone or long)"
 	$(PYTEST) -m "alone and not long"
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from crosswire.cli.pipeline import is_small_input
+from crosswire.pipeline.sources.inputs import find_inputs
 from crosswire.testing.traffic import SampleTraffic
 from tests.pipeline.test_batch import CROSSWIRE
 
@@ -33,6 +36,19 @@ def test_the_command(tmp_path: Path) -> None:
     (account,) = summary["accounting"]
     assert (account["protocol"], account["missing"]) == ("epoxy", 0)
     assert account["seen"] == account["frames"] == size
+
+
+def test_a_small_input_is_small_in_all_and_on_this_machine(tmp_path: Path) -> None:
+    SampleTraffic(protocols=("epoxy",), connections=1, messages=5).write_tap(tmp_path / "lake")
+    inputs = find_inputs([str(tmp_path / "lake")])
+    assert is_small_input(inputs)
+    assert not is_small_input(replace(inputs, captures=("s3://bucket/some.pcap",)))
+    captures = tuple(str(tmp_path / name) for name in ("a.pcap", "b.pcap"))
+    for path in captures:
+        with Path(path).open("wb") as file:
+            file.truncate(5 << 20)
+    assert is_small_input(replace(inputs, captures=captures[:1]))
+    assert not is_small_input(replace(inputs, captures=captures))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -23,10 +25,13 @@ from crosswire.wire import PROTOCOL_NAMES
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from crosswire.pipeline.sources.inputs import Inputs
     from crosswire.pipeline.stream.run import BatchBegun, BatchDone, Stream
     from crosswire.pipeline.summary import Summary
 
-__all__ = ["configure", "run"]
+__all__ = ["configure", "is_small_input", "run"]
+
+_SMALL_BYTES: Final = 8 << 20
 
 PORT_PROTOCOLS = (*PROTOCOL_NAMES, "tls")
 
@@ -163,7 +168,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         from crosswire.pipeline.batch import BatchJob, run_batch
         from crosswire.pipeline.sources.inputs import find_inputs, search
-        from crosswire.pipeline.spark import default_master, start
+        from crosswire.pipeline.spark import SMALL_INPUT, default_master, start
         from crosswire.pipeline.stream.run import Stream
     except ModuleNotFoundError as error:
         raise PipelineError(
@@ -189,7 +194,9 @@ def run(options: argparse.Namespace) -> int:
     master = options.master or default_master()
     if not options.json:
         print(f"Starting Spark ({master}) …", file=sys.stderr)
-    spark = start(master, dict(options.conf))
+    # A stream may go on for long: what it will read is not known.
+    is_small = not is_stream and master.startswith("local") and is_small_input(batch.inputs)
+    spark = start(master, (SMALL_INPUT if is_small else {}) | dict(options.conf))
     try:
         if is_stream:
             stream = Stream(
@@ -209,6 +216,21 @@ def run(options: argparse.Namespace) -> int:
         spark.stop()
     _print(summary, as_json=options.json)
     return 0
+
+
+def is_small_input(inputs: Inputs) -> bool:
+    """Whether all of it is on this machine and so little that Spark would spend most of the time on
+    its preparations."""
+    size_bytes = 0
+    for path in (*inputs.captures, *inputs.taps, *inputs.messages, *inputs.ledgers):
+        if "://" in path:
+            return False
+        for file in [Path(path)] if Path(path).is_file() else Path(path).rglob("*"):
+            with suppress(FileNotFoundError):  # compacted since it was listed
+                size_bytes += file.stat().st_size
+            if size_bytes > _SMALL_BYTES:
+                return False
+    return True
 
 
 def _print_views(folder: str, dialect: str) -> None:

@@ -177,6 +177,10 @@ class RunFolder:
         self.url = store.url(self.folder)
         self._release = store.claim(self.folder)
 
+    def create(self, path: str, data: bytes) -> None:
+        """Write a small file below the folder, which nobody else writes to."""
+        self._store.create(f"{self.folder}/{path}", data)
+
     def end(self, *, keep: bool) -> None:
         """Nothing more is written here; what was not committed is deleted."""
         if not keep:

@@ -20,6 +20,7 @@ from crosswire.pipeline.tables.published import (
     DATE,
     NO_DATE,
     date_of_rows,
+    empty_file,
     published,
     restored,
     schema_of,
@@ -89,8 +90,8 @@ class Output:
         self.rows[name] = counted.get["rows"]
         if table.dated_by and not is_open and not self.rows[name]:
             # Without rows Spark writes no partition: no file would have the columns.
-            empty = self._spark.createDataFrame([], schema_of(table)).coalesce(1)
-            empty.write.parquet(f"{path}/{DATE}={NO_DATE}")
+            folder = f"{name.replace('.', '/')}/{DATE}={NO_DATE}"
+            self._run.create(f"{folder}/empty.parquet", empty_file(table))
         return restored(table, self._spark.read.schema(schema_of(table)).parquet(path))
 
     def write_work(self, name: str, rows: DataFrame, *, split_by: str) -> DataFrame:

@@ -19,6 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
+import pyspark
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
@@ -29,6 +30,8 @@ from crosswire.errors import CrosswireError, PipelineError
 
 __all__ = [
     "SMALL_INPUT",
+    "archive_options",
+    "class_archive",
     "cores_of",
     "default_master",
     "is_connect",
@@ -48,6 +51,10 @@ _SETTINGS: Final = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(8 * 1024 * 1024),
     "spark.sql.python.filterPushdown.enabled": "true",
+    # Spark would note the line of Python that made each column, for its error messages: five calls
+    # into Java for every column and function, a third of what it takes to describe a query.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+    "spark.sql.dataFrameQueryContext.enabled": "false",
     "spark.sql.parquet.compression.codec": "zstd",
     # Spark's default is a type of its own, INT96, which other engines read as nanoseconds.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -84,12 +91,15 @@ SMALL_INPUT: Final = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
+    "spark.sql.constraintPropagation.enabled": "false",
+    "spark.sql.lightweightPlanChangeValidation": "false",
+    "spark.sql.ui.explainMode": "simple",
     "spark.driver.extraJavaOptions": (
         "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC"
     ),
 }
-"""Settings for a few megabytes of input: code generation, adaptive planning and the optimizing
-compiler take longer than they save."""
+"""Settings for a few megabytes of input: code generation, adaptive planning, thorough optimization
+and the optimizing compiler take longer than they save."""
 
 
 def start(
@@ -123,6 +133,9 @@ def start(
         settings |= _CLUSTER_SETTINGS
     settings |= conf or {}
     options = settings.get("spark.driver.extraJavaOptions", "")
+    if class_archive().exists():
+        # Before other options, which may name another archive.
+        options = f"{archive_options(class_archive())} {options}"
     logging = Path(__file__).with_name("log4j2.properties").as_uri()
     settings["spark.driver.extraJavaOptions"] = f"-Dlog4j2.configurationFile={logging} {options}"
     builder = SparkSession.builder.appName(name)
@@ -163,6 +176,17 @@ def _connected(url: str, conf: Mapping[str, str]) -> SparkSession:
     if ships:
         _ship(session)
     return session
+
+
+def class_archive() -> Path:
+    """Where this environment keeps the classes of its Spark, if it does: see the module of this
+    name."""
+    return Path(sys.prefix) / "share" / "crosswire" / f"spark-{pyspark.__version__}.jsa"
+
+
+def archive_options(archive: Path) -> str:
+    """The options with which Java takes classes from an archive. Not a word if it does not fit."""
+    return f'-XX:SharedArchiveFile="{archive}" -Xlog:cds*=off'
 
 
 def is_connect(spark: SparkSession) -> bool:

@@ -50,6 +50,7 @@ from crosswire.pipeline.tables.published import (
     DATE,
     NO_DATE,
     date_of_rows,
+    empty_file,
     published,
     restored,
     schema_of,
@@ -420,6 +421,7 @@ class StreamStaging:
         """`known` are the tables that earlier batches have made."""
         self._spark = spark
         self._known = known
+        self._run = run
         self.folder = run.folder
         self._url = run.url
         self.batch = batch
@@ -480,9 +482,9 @@ class StreamStaging:
     def _write_empty(self, table: str, *, is_dated: bool) -> None:
         """Write a file without rows: readers expect the folder and the schema of a table that has
         no rows, or none left."""
-        empty = self._spark.createDataFrame([], schema_of(entry(table))).coalesce(1)
         day = f"/{DATE}={NO_DATE}" if is_dated else ""
-        empty.write.parquet(f"{self._url}/tables/{table}/{TARGET_TABLE}={table}/{KEPT}=true{day}")
+        folder = f"tables/{table}/{TARGET_TABLE}={table}/{KEPT}=true{day}"
+        self._run.create(f"{folder}/empty.parquet", empty_file(entry(table)))
 
     def subtract(self, table: str, rows: int) -> None:
         """Subtract final rows of earlier batches that this batch replaces."""
