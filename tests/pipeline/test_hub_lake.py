@@ -262,7 +262,10 @@ def test_a_payload_that_was_spoiled_in_the_lake_is_found(hub_lake: Made) -> None
 
 def test_the_summary_counts_what_was_found(hub_lake: Made) -> None:
     found = hub_lake.summary.findings
-    wanted = {"late": 0, "lost": 0, "doubled": 1, "damaged": 1}
-    wanted |= {"other payload": 0, "damaged answers": 0}
+    wanted = {"late": 0, "lost": 0, "doubled": 1, "damaged": 1, "damaged answers": 0}
     assert {name: found[name] for name in wanted} == wanted
+    # Calls over Epoxy are typed: its edge converts their payloads.
+    rows = hub_lake.rows("gold/reconciliation")
+    others = [row["destination"] for row in rows if row["same_payload"] is False]
+    assert set(others) == {"service/of-Epoxy"} and found["other payload"] == len(others)
     assert hub_lake.summary.notes == []

@@ -32,9 +32,17 @@ def register(spark: SparkSession) -> None:
     every source that offers it, as `crosswire` does.
     """
     # Imported here so that `crosswire.pipeline.report` needs neither Spark nor numba.
+    from pyspark.errors import AnalysisException
+
     from crosswire.pipeline.connector.source import CrosswireDataSource
     from crosswire.pipeline.sources.pcap import PcapDataSource
 
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    spark.dataSource.register(CrosswireDataSource)
+    try:
+        spark.dataSource.register(CrosswireDataSource)
+    except AnalysisException as error:
+        # Spark 4.0 lets nobody replace a source that it has found by itself. There it is the same:
+        # that version pushes no filters down.
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
     spark.dataSource.register(PcapDataSource)
