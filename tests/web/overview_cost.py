@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import os
 import socket
 import statistics
 import threading
@@ -70,7 +71,7 @@ SEARCHES = (
 
 _HELLO = serialize(Hello(1))
 _PING = serialize(Ping())
-_BATCH = 20_000
+_BATCH = 2_000
 _PAUSE_S = 0.2
 _IDLE_S = 2.0
 """As long as the longest requests take: a longer time has a longer longest wait."""
@@ -82,6 +83,8 @@ class RequestCost(msgspec.Struct, frozen=True):
     path: str
     took_s: float
     """Until the response was there."""
+    cpu_s: float
+    """The hub's CPU time meanwhile, the probe's pings included."""
     held_s: float
     """The probe's longest wait meanwhile."""
     worst_s: float
@@ -98,6 +101,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     idle, costs = measure(options.queues, options.connections, options.rounds)
+    print(f"load average of the last minute: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     print(
         f"{options.queues:,} queues, {options.connections:,} connections; the probe's longest wait"
     )
@@ -105,6 +109,7 @@ def main() -> None:
     for each in costs:
         print(
             f"  {each.path:<50}answered in {each.took_s * 1000:>7.1f} ms,"
+            f" {each.cpu_s * 1000:>6.1f} ms of CPU,"
             f" waited {each.held_s * 1000:>6.1f} ms, at worst {each.worst_s * 1000:>6.1f} ms,"
             f" a turn at most {each.turn_s * 1000:>4.0f} ms"
         )
@@ -129,7 +134,8 @@ def measure(queues: int, connections: int, rounds: int) -> tuple[float, list[Req
         _wait_for_totals(address, queues, connections)
         with probing(hub) as probe:
             idle = statistics.median(_idle(probe) for _ in range(rounds))
-            costs = [_cost(address, probe, path, rounds) for path in (*REQUESTS, *SEARCHES)]
+            paths = (*REQUESTS, *SEARCHES)
+            costs = [_cost(hub, address, probe, path, rounds) for path in paths]
     return idle, costs
 
 
@@ -236,21 +242,22 @@ def _idle(probe: Probe) -> float:
     return probe.longest
 
 
-def _cost(hub: _Http, probe: Probe, path: str, rounds: int) -> RequestCost:
-    took, held, turns = [], [], []
+def _cost(started: StartedHub, hub: _Http, probe: Probe, path: str, rounds: int) -> RequestCost:
+    took, used, held, turns = [], [], [], []
     for _ in range(rounds):
         time.sleep(_PAUSE_S)
         before = _turns(hub)
         probe.longest = 0.0
-        start = time.perf_counter()
+        start, cpu_s = time.perf_counter(), started.cpu_s()
         hub.send("GET", path)
         took.append(time.perf_counter() - start)
+        used.append(started.cpu_s() - cpu_s)
         # The loop may still be held for a moment by what follows a response.
         time.sleep(0.01)
         held.append(probe.longest)
         turns.append(max((bound for bound in (_turns(hub) - before)), default=0.0))
-    medians = [statistics.median(each) for each in (took, held, turns)]
-    return RequestCost(path, *medians[:2], max(held), medians[2])
+    medians = [statistics.median(each) for each in (took, used, held)]
+    return RequestCost(path, *medians, max(held), statistics.median(turns))
 
 
 def _turns(hub: _Http) -> Counter[float]:
