@@ -133,8 +133,8 @@ def small_png(browser: Any, picture: bytes) -> bytes:
     pixels = np.frombuffer(base64.b64decode(text), np.uint8).reshape(-1, 4)[:, :3]
     packed = pixels.astype(np.uint32) @ np.array([1 << 16, 1 << 8, 1], np.uint32)
     colours, index, counts = np.unique(packed, return_inverse=True, return_counts=True)
-    chosen = colours[np.argsort(counts)[::-1][:_COLOURS]]
-    palette, all_colours = _channels(chosen), _channels(colours)
+    all_colours = _channels(colours)
+    palette = _palette(all_colours, counts)
     nearest = np.concatenate(
         [
             ((some[:, None] - palette[None]) ** 2).sum(axis=2).argmin(axis=1)
@@ -152,6 +152,20 @@ def small_png(browser: Any, picture: bytes) -> bytes:
             (b"IEND", b""),
         )
     )
+
+
+def _palette(colours: Any, counts: Any) -> Any:
+    """The most frequent colours, and of the others those that are least like any of them, such as
+    that of a word on a coloured ground."""
+    palette = colours[np.argsort(counts)[::-1][: _COLOURS * 3 // 4]]
+    distance = np.full(len(colours), np.inf)
+    for colour in palette:
+        distance = np.minimum(distance, ((colours - colour) ** 2).sum(axis=1))
+    while len(palette) < min(_COLOURS, len(colours)):
+        colour = colours[(distance * np.log2(counts + 1)).argmax()]
+        palette = np.concatenate([palette, colour[None]])
+        distance = np.minimum(distance, ((colours - colour) ** 2).sum(axis=1))
+    return palette
 
 
 def _channels(colours: Any) -> Any:

@@ -7,17 +7,19 @@ the connections. Then each
 request of the console's overview and lists is made several times, while a probe, one more
 connection, sends pings: the longest time between a ping and its pong is how long the event loop
 was held. Of all rounds of a request the median counts, since other programs hold the probe up as
-well, but not every time.
+well, but not every time. The hub's own measure of its turns is not disturbed by them.
 """
 
 from __future__ import annotations
 
 import argparse
 import http.client
+import os
 import socket
 import statistics
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 
@@ -69,7 +71,7 @@ SEARCHES = (
 
 _HELLO = serialize(Hello(1))
 _PING = serialize(Ping())
-_BATCH = 20_000
+_BATCH = 2_000
 _PAUSE_S = 0.2
 _IDLE_S = 2.0
 """As long as the longest requests take: a longer time has a longer longest wait."""
@@ -81,10 +83,15 @@ class RequestCost(msgspec.Struct, frozen=True):
     path: str
     took_s: float
     """Until the response was there."""
+    cpu_s: float
+    """The hub's CPU time meanwhile, the probe's pings included."""
     held_s: float
     """The probe's longest wait meanwhile."""
     worst_s: float
     """The longest wait of all rounds."""
+    turn_s: float
+    """The longest turn of the event loop by its thread's own clock, which other programs don't
+    run: rounded up to the next bucket of `crosswire_loop_turn_seconds`."""
 
 
 def main() -> None:
@@ -94,6 +101,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     idle, costs = measure(options.queues, options.connections, options.rounds)
+    print(f"load average of the last minute: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     print(
         f"{options.queues:,} queues, {options.connections:,} connections; the probe's longest wait"
     )
@@ -101,12 +109,14 @@ def main() -> None:
     for each in costs:
         print(
             f"  {each.path:<50}answered in {each.took_s * 1000:>7.1f} ms,"
-            f" {each.held_s * 1000:>6.1f} ms, at worst {each.worst_s * 1000:>6.1f} ms"
+            f" {each.cpu_s * 1000:>6.1f} ms of CPU,"
+            f" waited {each.held_s * 1000:>6.1f} ms, at worst {each.worst_s * 1000:>6.1f} ms,"
+            f" a turn at most {each.turn_s * 1000:>4.0f} ms"
         )
 
 
 def measure(queues: int, connections: int, rounds: int) -> tuple[float, list[RequestCost]]:
-    """The probe's longest wait without a request, and the cost of each of REQUESTS."""
+    """The probe's longest wait without a request, and the cost of each request."""
     config = (
         f"[connections]\nconnections = {connections + 10}\n"
         f"connections_per_address = {connections + 10}\n"
@@ -124,7 +134,8 @@ def measure(queues: int, connections: int, rounds: int) -> tuple[float, list[Req
         _wait_for_totals(address, queues, connections)
         with probing(hub) as probe:
             idle = statistics.median(_idle(probe) for _ in range(rounds))
-            costs = [_cost(address, probe, path, rounds) for path in (*REQUESTS, *SEARCHES)]
+            paths = (*REQUESTS, *SEARCHES)
+            costs = [_cost(hub, address, probe, path, rounds) for path in paths]
     return idle, costs
 
 
@@ -231,18 +242,34 @@ def _idle(probe: Probe) -> float:
     return probe.longest
 
 
-def _cost(hub: _Http, probe: Probe, path: str, rounds: int) -> RequestCost:
-    took, held = [], []
+def _cost(started: StartedHub, hub: _Http, probe: Probe, path: str, rounds: int) -> RequestCost:
+    took, used, held, turns = [], [], [], []
     for _ in range(rounds):
         time.sleep(_PAUSE_S)
+        before = _turns(hub)
         probe.longest = 0.0
-        start = time.perf_counter()
+        start, cpu_s = time.perf_counter(), started.cpu_s()
         hub.send("GET", path)
         took.append(time.perf_counter() - start)
+        used.append(started.cpu_s() - cpu_s)
         # The loop may still be held for a moment by what follows a response.
         time.sleep(0.01)
         held.append(probe.longest)
-    return RequestCost(path, statistics.median(took), statistics.median(held), max(held))
+        turns.append(max((bound for bound in (_turns(hub) - before)), default=0.0))
+    medians = [statistics.median(each) for each in (took, used, held)]
+    return RequestCost(path, *medians, max(held), statistics.median(turns))
+
+
+def _turns(hub: _Http) -> Counter[float]:
+    """How many turns of the event loop took at most this long, and longer than the bound before."""
+    counts: Counter[float] = Counter()
+    below = 0
+    for line in hub.send("GET", "/metrics").decode().splitlines():
+        if line.startswith("crosswire_loop_turn_seconds_bucket"):
+            bound, number = line.partition('le="')[2].split('"} ')
+            counts[float(bound)] = int(number) - below
+            below = int(number)
+    return counts
 
 
 if __name__ == "__main__":

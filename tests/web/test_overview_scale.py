@@ -26,3 +26,4 @@ def test_requests_of_the_console_hold_nobody_up() -> None:
     assert slow.keys() <= set(SEARCHES), slow
     held = {each.path: round(each.held_s * 1000, 1) for each in costs if each.held_s > 0.02}
     assert held == {}, f"ms; {idle_s * 1000:.1f} ms without a request"
+    assert {each.path: each.turn_s for each in costs if each.turn_s > 0.02} == {}

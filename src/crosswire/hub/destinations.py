@@ -170,7 +170,9 @@ class Destinations:
                     times.append(known.oldest_us)
                     continue
                 queue = self.queue(destination) if self.depth(destination)[0] else None
-            times.append(queue.oldest_us() if queue is not None and queue.length else 0)
+            # As `Backlog.oldest_us`, without a call: there may be a hundred thousand.
+            items = queue.memory.items if queue is not None and queue.length else None
+            times.append(next(iter(items.values())).envelope.time if items else 0)
         return times
 
     def is_paused(self, destination: str) -> bool:

@@ -90,7 +90,7 @@ class App:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.replays = Replays()
-        self._work = LongWork()
+        self._work = LongWork(server.enter_turn)
         self._streams = StreamSlots()
         self._tickets = ReportTickets()
         self._large_bodies = BodySlots()

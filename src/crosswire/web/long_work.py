@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -36,10 +36,16 @@ class QueueTotals(msgspec.Struct, frozen=True, kw_only=True):
     dead_letters: int
 
 
+def _nothing() -> None:
+    """Of requests without a server."""
+
+
 class LongWork:
     """The turns of all requests, and what several of them need: names in order, and totals."""
 
-    def __init__(self) -> None:
+    def __init__(self, enter: Callable[[], None] = _nothing) -> None:
+        """`enter` is called when a turn begins."""
+        self._enter = enter
         self.index = NameIndex()
         """The names of destinations in order."""
         self._known: Hub | None = None
@@ -51,7 +57,7 @@ class LongWork:
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[Turn]:
         """A turn, which the request renews by `Turn.pause`."""
-        turn = Turn(self._lock)
+        turn = Turn(self._lock, self._enter)
         await turn.begin()
         try:
             yield turn

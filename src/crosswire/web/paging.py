@@ -118,7 +118,7 @@ async def page_of_names(
     after: SortKey | None = read_cursor(query.cursor, SortKey)
     most = query.limit + 1
     found: list[SortKey] = []
-    worst: SortKey | None = None
+    least = float("-inf")
     last = ""
     if after is not None and values is None:
         last = prefix + after[1]
@@ -130,18 +130,18 @@ async def page_of_names(
             if len(found) >= most:
                 break
         else:
-            entries = [(-value, name) for value, name in zip(values(kept), kept, strict=True)]
+            # Most are not in the page: they are neither kept nor sorted. One that is as good as the
+            # worst is after it, since names come in order.
+            pairs = zip(values(kept), kept, strict=True)
+            entries = [(-value, name) for value, name in pairs if value > least]
             if after is not None:
                 border = (after[0], prefix + after[1])
                 entries = [each for each in entries if each > border]
-            if worst is not None:
-                # Most are not in the page: they are neither kept nor sorted.
-                entries = [each for each in entries if each < worst]
             found += entries
             if len(found) >= max(_SORTED, 2 * most):
                 found.sort()
                 del found[most:]
-                worst = found[-1]
+                least = -found[-1][0]
         await turn.pause()
     found.sort()
     page = found[: query.limit]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Final
 
 __all__ = ["Turn"]
@@ -14,8 +15,10 @@ _TURN_S: Final = 0.005
 class Turn:
     """A request's turn. What it iterates over may change at each `pause`."""
 
-    def __init__(self, lock: asyncio.Lock) -> None:
+    def __init__(self, lock: asyncio.Lock, enter: Callable[[], None]) -> None:
+        """`enter` is called when a turn begins: the hub measures what the event loop does."""
         self._lock = lock
+        self._enter = enter
         self._is_held = False
         self._ends_at = 0.0
 
@@ -23,6 +26,7 @@ class Turn:
         """Wait for a turn."""
         await self._lock.acquire()
         self._is_held = True
+        self._enter()
         self._ends_at = time.perf_counter() + _TURN_S
 
     def end(self) -> None:
