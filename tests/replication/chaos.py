@@ -51,6 +51,8 @@ _RUN_ROUNDS: Final = 25
 _DISK_BYTES: Final = 1 << 30
 _SETTINGS: Final = "retain_s = 3\ncopies = 2\n"
 _MULTICAST: Final = "multicast"
+_TEXT: Final = b'{"content-type": "text/plain"}'
+"""A part of a message of Relink: without it payloads are no text."""
 _CONSUMED: Final = ("queue/q0", "queue/q1")
 _KEPT: Final = ("queue/k0", "queue/k1")
 """Consumed when the faults are over: what is delivered at once is not missed later, whatever became
@@ -144,7 +146,7 @@ class Traffic:
                         payload = f"{_MULTICAST} {number} {count}"
                         count += 1
                         self.attempted += 1
-                        await client.multicast([0, 1], payload.encode())
+                        await client.multicast([0, 1], _TEXT, payload.encode())
                         for channel in (0, 1):
                             await client.sender(channel).consumed(timeout_s=_ARRIVE_S)
                         self.acknowledged.add(payload)

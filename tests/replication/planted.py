@@ -1,6 +1,7 @@
 """Hubs with a planted fault, which the chaos run has to find: `python -m tests.replication.planted
 FAULT serve …`.
 
+    lost       messages are acknowledged that are not in the log
     returned   settlements are confirmed, and are not in the log
     doubled    a new leader gives out ids that the last one had given out: what had them is lost
 """
@@ -8,6 +9,7 @@ FAULT serve …`.
 from __future__ import annotations
 
 import sys
+from itertools import count
 from typing import Final
 
 from crosswire.cli.main import main
@@ -16,6 +18,19 @@ from crosswire.store.keys import state_key
 from crosswire.store.replica import ReplicaStore
 
 _CURSORS: Final = (state_key("change", b""), state_key("cursor", b""))
+
+
+def plant_lost() -> None:
+    seal = ReplicaStore.seal
+    numbers = count(1)
+
+    # A group that is missing as a whole would be found by the next leader.
+    def seal_without_some(self: ReplicaStore) -> CommitGroup:
+        if next(numbers) % 3 == 0:
+            self.group.appended = self.group.appended[1:]
+        return seal(self)
+
+    ReplicaStore.seal = seal_without_some  # type: ignore[method-assign]
 
 
 def plant_returned() -> None:
@@ -42,7 +57,7 @@ def plant_doubled() -> None:
     ReplicaStore._recover = recover_ids  # type: ignore[method-assign]
 
 
-FAULTS: Final = {"returned": plant_returned, "doubled": plant_doubled}
+FAULTS: Final = {"lost": plant_lost, "returned": plant_returned, "doubled": plant_doubled}
 
 if __name__ == "__main__":
     FAULTS[sys.argv[1]]()

@@ -335,6 +335,7 @@ ANALYSIS_OPERATIONS: Final = (
         takes="bytes",
         answer=AnalysisRow,
         needs="principal",
+        on_standby=True,
     ),
     Operation(
         name="list_analyses",
@@ -345,6 +346,7 @@ ANALYSIS_OPERATIONS: Final = (
         handler=list_analyses,
         answer=AnalysisRows,
         needs="principal",
+        on_standby=True,
     ),
     Operation(
         name="show_analysis",
@@ -355,6 +357,7 @@ ANALYSIS_OPERATIONS: Final = (
         handler=show_analysis,
         answer=AnalysisRow,
         needs="principal",
+        on_standby=True,
     ),
     Operation(
         name="remove_analysis",
@@ -365,6 +368,7 @@ ANALYSIS_OPERATIONS: Final = (
         handler=remove_analysis,
         answer=RemovedAnalysis,
         needs="principal",
+        on_standby=True,
     ),
     Operation(
         name="list_captured_connections",
@@ -376,6 +380,7 @@ ANALYSIS_OPERATIONS: Final = (
         query=ListQuery,
         answer=CapturedConnectionRows,
         needs="principal",
+        on_standby=True,
     ),
     Operation(
         name="list_captured_frames",
@@ -387,6 +392,7 @@ ANALYSIS_OPERATIONS: Final = (
         query=FramesQuery,
         answer=FramePage,
         needs="principal",
+        on_standby=True,
     ),
     Operation(
         name="show_captured_frame",
@@ -397,5 +403,6 @@ ANALYSIS_OPERATIONS: Final = (
         handler=show_captured_frame,
         answer=FrameDetail,
         needs="principal",
+        on_standby=True,
     ),
 )
