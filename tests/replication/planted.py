@@ -13,24 +13,34 @@ from itertools import count
 from typing import Final
 
 from crosswire.cli.main import main
+from crosswire.commitlog.body import RecordedBody, read_body
 from crosswire.commitlog.contract import CommitGroup
 from crosswire.store.keys import state_key
 from crosswire.store.replica import ReplicaStore
 
+_PUT: Final = 1
+_DELETE_RANGE: Final = 3
 _CURSORS: Final = (state_key("change", b""), state_key("cursor", b""))
 
 
 def plant_lost() -> None:
-    seal = ReplicaStore.seal
+    encode = RecordedBody.encode
     numbers = count(1)
 
     # A group that is missing as a whole would be found by the next leader.
-    def seal_without_some(self: ReplicaStore) -> CommitGroup:
-        if next(numbers) % 3 == 0:
-            self.group.appended = self.group.appended[1:]
-        return seal(self)
+    def encode_without_some(self: RecordedBody) -> bytes:
+        whole = RecordedBody()
+        for kind, key, value in read_body(encode(self)):
+            if kind == _PUT and key.startswith(b"m") and next(numbers) % 20 == 0:
+                continue
+            add = {_PUT: whole.put, _DELETE_RANGE: whole.delete_range}.get(kind)
+            if add is None:
+                whole.delete(key)
+            else:
+                add(key, value)
+        return encode(whole)
 
-    ReplicaStore.seal = seal_without_some  # type: ignore[method-assign]
+    RecordedBody.encode = encode_without_some  # type: ignore[method-assign]
 
 
 def plant_returned() -> None:
