@@ -1,46 +1,49 @@
 """Hubs with a planted fault, which the chaos run has to find: `python -m tests.replication.planted
 FAULT serve …`.
 
-    lost       messages are acknowledged that are not in the log
+    lost       messages are acknowledged a moment before they are in the log
     returned   settlements are confirmed, and are not in the log
     doubled    a new leader gives out ids that the last one had given out: what had them is lost
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from itertools import count
 from typing import Final
 
 from crosswire.cli.main import main
-from crosswire.commitlog.body import RecordedBody, read_body
 from crosswire.commitlog.contract import CommitGroup
+from crosswire.commitlog.records import LogRecord, RecordKind
+from crosswire.commitlog.replicated import EngineLog
 from crosswire.store.keys import state_key
 from crosswire.store.replica import ReplicaStore
 
-_PUT: Final = 1
-_DELETE_RANGE: Final = 3
+_LATE_S: Final = 0.3
 _CURSORS: Final = (state_key("change", b""), state_key("cursor", b""))
 
 
 def plant_lost() -> None:
-    encode = RecordedBody.encode
-    numbers = count(1)
+    append = EngineLog.append
+    waiting: list[LogRecord] = []
+    tasks: list[asyncio.Task[None]] = []
 
-    # A group that is missing as a whole would be found by the next leader.
-    def encode_without_some(self: RecordedBody) -> bytes:
-        whole = RecordedBody()
-        for kind, key, value in read_body(encode(self)):
-            if kind == _PUT and key.startswith(b"m") and next(numbers) % 20 == 0:
-                continue
-            add = {_PUT: whole.put, _DELETE_RANGE: whole.delete_range}.get(kind)
-            if add is None:
-                whole.delete(key)
-            else:
-                add(key, value)
-        return encode(whole)
+    async def append_waiting(log: EngineLog) -> None:
+        while waiting:
+            await asyncio.sleep(_LATE_S)
+            for record in list(waiting):
+                await append(log, record)
+                waiting.remove(record)
 
-    RecordedBody.encode = encode_without_some  # type: ignore[method-assign]
+    async def append_later(self: EngineLog, record: LogRecord) -> None:
+        if record.kind is RecordKind.TAKEOVER:
+            await append(self, record)
+            return
+        waiting.append(record)
+        if not tasks or tasks[-1].done():
+            tasks[:] = [asyncio.ensure_future(append_waiting(self))]
+
+    EngineLog.append = append_later  # type: ignore[method-assign]
 
 
 def plant_returned() -> None:
