@@ -488,6 +488,9 @@ class Replica:
                 )
                 led = await _unless(ended, self._leave.wait())
             if led:
+                # A standby that is named takes over at once, unless another record comes after
+                # that.
+                trims.cancel()
                 led = await _unless(
                     ended, self._host.end_term(lambda: self._append_hand_over(commits))
                 )
