@@ -432,6 +432,16 @@ async def test_missing_rights_are_an_error_that_names_them(postgres: PostgresHar
     assert "permission denied for table head" in error.reason
 
 
+async def test_a_lock_that_somebody_holds_is_no_refusal(postgres: PostgresHarness) -> None:
+    """A replica that is refused stops; one that can't read for a moment waits."""
+    genesis = await postgres.create()
+    log = await postgres.open()
+    with postgres.cluster.primary.connect() as connection, connection.transaction():
+        connection.execute(f"LOCK TABLE {postgres.schema}.records")  # type: ignore[arg-type]
+        with pytest.raises(LogUnavailable, match="lock timeout"):
+            await log.read(genesis.position).next_page()
+
+
 async def test_standbys_alone_are_no_log(postgres: PostgresHarness) -> None:
     await postgres.create()
     ports = [server.port for server in postgres.cluster.standbys]

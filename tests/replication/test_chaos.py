@@ -22,7 +22,8 @@ async def test_nothing_is_lost_returned_or_doubled(clusters: ClusterPool, tmp_pa
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("planted", "found"), [("returned", ["returned"]), ("doubled", ["doubled", "lost"])]
+    ("planted", "found"),
+    [("lost", ["lost"]), ("returned", ["returned"]), ("doubled", ["doubled", "lost"])],
 )
 async def test_planted_faults_are_found(
     clusters: ClusterPool, tmp_path: Path, planted: str, found: list[str]

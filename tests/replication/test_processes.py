@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from crosswire.client.native.emp import EmpClient
+from crosswire.web.api import OPERATIONS
 from tests.postgres.cluster import ClusterPool
 from tests.replication.replicas import ReplicaCluster, ReplicaProcess
 
@@ -87,6 +88,13 @@ async def test_the_life_of_three_replicas(cluster: ReplicaCluster) -> None:
         status, refused = await standby.ask(path, "POST" if body else "GET", body)
         assert status == 503 and refused["error"] == "standby", (path, refused)
         assert f"{leader.name} at http://127.0.0.1:" in refused["description"]
+    for operation in OPERATIONS:
+        if operation.method == "GET" and "{" not in operation.path:
+            status, answer = await standby.ask(operation.path)
+            if operation.on_standby:
+                assert status in (200, 400), (operation.path, answer)
+            else:
+                assert status == 503 and answer["error"] == "standby", (operation.path, answer)
     status, metrics = await standby.ask("/metrics")
     assert status == 200 and "crosswire_replica_leading 0" in metrics
     status, session = await standby.ask("/v1/session")

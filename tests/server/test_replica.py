@@ -15,6 +15,7 @@ import pytest
 
 from crosswire.access import User
 from crosswire.client.native.emp import EmpClient
+from crosswire.commitlog.contract import LogState
 from crosswire.commitlog.model import ModelFault, ModelServers, model_log
 from crosswire.commitlog.records import (
     Genesis,
@@ -25,13 +26,21 @@ from crosswire.commitlog.records import (
     decode_record,
 )
 from crosswire.config import Config, LakeSettings, ReplicationSettings, ScheduleEntry
-from crosswire.errors import ConfigError, ConnectionLost, CrosswireError, LogDamaged, NotLeading
+from crosswire.errors import (
+    ConfigError,
+    ConnectionLost,
+    CrosswireError,
+    LogDamaged,
+    LogRefused,
+    NotLeading,
+)
 from crosswire.hub.wall import Clock
 from crosswire.lake.compaction import compact
 from crosswire.lake.files import FinishedFile, find, find_all
 from crosswire.lake.files import publish as publish_files
 from crosswire.lake.verification import verify
 from crosswire.listeners import PLAIN_LISTENERS
+from crosswire.server import replica as replica_module
 from crosswire.server.server import Server
 from crosswire.server.succession import Role
 from crosswire.store.contract import StoreLimits
@@ -241,6 +250,7 @@ async def test_a_leader_that_hands_over_on_request_becomes_a_standby(cluster: Cl
     await until(lambda: not leader.leads)
     await cluster.caught_up()
     assert leader.server.replica.succession.leader.replica == following.name
+    assert not leader.server.context.draining
 
 
 async def test_a_leader_that_was_replaced_answers_nobody(cluster: Cluster) -> None:
@@ -435,6 +445,38 @@ async def test_a_leader_without_room_stops_without_an_answer(cluster: Cluster) -
     following = await cluster.leader(other_than=leader)
     assert following.server is not None
     assert following.server.hub.depth("queue/q")[0] == 1
+
+
+async def test_a_leader_without_room_hands_over_to_one_that_has_some(cluster: Cluster) -> None:
+    """It would refuse producers for as long as it leads."""
+    leader = await cluster.start()
+    await cluster.reported()
+    room_bytes, leader.disk.room_bytes = leader.disk.room_bytes, 0
+    following = await cluster.leader(other_than=leader)
+    await publish(following, 2)
+    assert leader.server is not None and leader.server.replica is not None
+    assert "no room" in leader.server.replica.fault()
+    leader.disk.room_bytes = room_bytes
+    await cluster.caught_up()
+
+
+async def test_trimming_goes_on_after_the_log_refused_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica_module, "_TRIM_S", 0.01)
+    leader = await cluster.start()
+    assert leader.server is not None and leader.server.replica is not None
+    log = leader.server.replica.log
+    look, refusals = log.state, [0]
+
+    async def refuse_twice() -> LogState:
+        refusals[0] += 1
+        if refusals[0] <= 2:
+            raise LogRefused("the role has lost a right for a moment")
+        return await look()
+
+    monkeypatch.setattr(log, "state", refuse_twice)
+    await until(lambda: refusals[0] > 2)
 
 
 async def test_confirmed_records_that_are_gone_stop_a_leader(cluster: Cluster) -> None:

@@ -74,7 +74,7 @@ def _facts(state: dict[str, Any], disk: dict[str, Any] | None) -> Iterator[tuple
     )
     if state["leader"]:
         where = f" at {harmless(state['leader_address'])}" if state["leader_address"] else ""
-        lag = f", lags by {plural(state['lag'], 'record')}" if state["lag"] else ""
+        lag = f", a lag of {plural(state['lag'], 'record')}" if state["lag"] else ""
         yield (
             "replica",
             f"{state['role']}; {harmless(state['leader'])}{where} leads; record "

@@ -83,8 +83,8 @@ class TermHost(Protocol):
         """Build the hub, commit its first group, and open the listeners. Raises StoreError."""
 
     async def end_term(self, hand_over: Callable[[], Awaitable[None]]) -> None:
-        """Drain and stop the hub; `hand_over` is called when its last group is durable. Closes the
-        store."""
+        """Drain and stop the hub; `hand_over` is called when its last group is durable. The store
+        stays open."""
 
     async def abandon_term(self) -> None:
         """Stop the hub at once, without an answer to anybody. The store stays open."""
@@ -488,6 +488,9 @@ class Replica:
                 )
                 led = await _unless(ended, self._leave.wait())
             if led:
+                # A standby that is named takes over at once, unless another record comes after
+                # that.
+                trims.cancel()
                 led = await _unless(
                     ended, self._host.end_term(lambda: self._append_hand_over(commits))
                 )
@@ -551,10 +554,13 @@ class Replica:
         name = successor(replicas, self.name, self._wanted_successor)
         self._wanted_successor = ""
         if name:
-            with suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(_HAND_OVER_S):
                     await commits.add(lambda chain, at: chain.hand_over(HandOver(name), at))
-            log_event(_log, logging.WARNING, "handed over", to=name)
+            except TimeoutError:
+                log_event(_log, logging.WARNING, "the log does not answer, nobody is named")
+            else:
+                log_event(_log, logging.WARNING, "handed over", to=name)
 
     # Reports and trimming.
 
@@ -618,6 +624,10 @@ class Replica:
                 await self._trim(commits)
             except LogUnavailable as error:
                 _log.debug("not trimmed: %s", error)
+            except LogError as error:
+                # A record that is refused ends the term elsewhere; this has to be tried again, or
+                # the log grows for as long as the term lasts.
+                log_event(_log, logging.ERROR, "not trimmed", reason=error.reason)
 
     async def _trim(self, commits: LeaderLog) -> None:
         now, settings = self._boot_clock(), self.settings

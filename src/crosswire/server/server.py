@@ -166,6 +166,7 @@ class Server:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._hurried = False
+        self._is_stopping = False
         self._idle_at = 0.0
         self._standby_hub = StandbyHub(lambda: _hub_config(self.config), self.clock.now)
         self._lake: LakeFeed | None = None
@@ -183,6 +184,10 @@ class Server:
                 raise self.replica.refusal()
             raise NotLeading("the hub has not started")
         return self._hub
+
+    def require_hub(self) -> None:
+        """Raises NotLeading, with the leader's address, on a standby."""
+        _ = self.hub
 
     def enter_turn(self) -> None:
         """What a request causes in the hub is part of a turn, like what peers cause. A standby has
@@ -364,6 +369,8 @@ class Server:
     async def end_term(self, hand_over: Callable[[], Awaitable[None]]) -> None:
         """Stop the hub as `stop` does, and hand over; the HTTP listeners stay open."""
         await self._stop_hub(hand_over)
+        # A standby does not drain, unless the process ends.
+        self.context.draining = self._is_stopping
         self.on_role()
 
     async def abandon_term(self) -> None:
@@ -485,6 +492,7 @@ class Server:
         HTTP closes last: `/readyz` reports "draining" meanwhile. A leader hands over to a standby.
         Raises StoreError if the last changes can't be written.
         """
+        self._is_stopping = True
         try:
             if self.replica is not None:
                 self.context.draining = True
@@ -541,7 +549,7 @@ class Server:
         await hub.commits.flush()
         await hand_over()
         hub.commits.abandon()
-        hub.store.close()
+        # The store stays open: the replica may be syncing it on a thread.
         self._hub, self.started_at = None, 0.0
 
     def _close_protocols(self) -> None:

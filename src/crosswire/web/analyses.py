@@ -334,6 +334,7 @@ ANALYSIS_OPERATIONS: Final = (
         takes="bytes",
         answer=AnalysisRow,
         needs="principal",
+        on_standby=True,
     ),
     Operation(
         name="list_analyses",
@@ -344,6 +345,7 @@ ANALYSIS_OPERATIONS: Final = (
         handler=list_analyses,
         answer=AnalysisRows,
         needs="principal",
+        on_standby=True,
     ),
     Operation(
         name="show_analysis",
@@ -354,6 +356,7 @@ ANALYSIS_OPERATIONS: Final = (
         handler=show_analysis,
         answer=AnalysisRow,
         needs="principal",
+        on_standby=True,
     ),
     Operation(
         name="remove_analysis",
@@ -364,6 +367,7 @@ ANALYSIS_OPERATIONS: Final = (
         handler=remove_analysis,
         answer=RemovedAnalysis,
         needs="principal",
+        on_standby=True,
     ),
     Operation(
         name="list_captured_connections",
@@ -375,6 +379,7 @@ ANALYSIS_OPERATIONS: Final = (
         query=ListQuery,
         answer=CapturedConnectionRows,
         needs="principal",
+        on_standby=True,
     ),
     Operation(
         name="list_captured_frames",
@@ -386,6 +391,7 @@ ANALYSIS_OPERATIONS: Final = (
         query=FramesQuery,
         answer=FramePage,
         needs="principal",
+        on_standby=True,
     ),
     Operation(
         name="show_captured_frame",
@@ -396,5 +402,6 @@ ANALYSIS_OPERATIONS: Final = (
         handler=show_captured_frame,
         answer=FrameDetail,
         needs="principal",
+        on_standby=True,
     ),
 )

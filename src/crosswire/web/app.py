@@ -135,6 +135,8 @@ class App:
         return await self._perform(operation, request, principal)
 
     async def _perform(self, operation: Operation, request: Request, principal: str) -> Response:
+        if not operation.on_standby:
+            self.server.require_hub()
         query: msgspec.Struct | None = None
         body: msgspec.Struct | bytes | AsyncIterator[bytes] | None = None
         if operation.method in ("POST", "PATCH"):

@@ -89,5 +89,6 @@ CONFIGURATION_OPERATIONS: Final = (
         summary="The effective configuration without secrets, and what waits for a restart",
         handler=show_configuration,
         answer=EffectiveConfiguration,
+        on_standby=True,
     ),
 )

@@ -299,8 +299,9 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     body_bytes: int | None = SMALL_BODY_BYTES
     """The largest JSON body; None for that of the configuration, where messages are in it."""
     on_standby: bool = False
-    """Whether a standby answers it from its store. Its handler changes nothing, and needs no part
-    of a running hub."""
+    """Whether a standby answers it, from its store or without it. Its handler changes nothing that
+    is replicated, and needs no part of a running hub. All else is refused there, with the leader's
+    address."""
     checks_numbers: bool = False
     """Whether the handler checks the numbers of the body itself: there may be very many."""
 

@@ -131,6 +131,7 @@ REPLICATION_OPERATIONS: Final = (
         handler=show_replication,
         answer=ReplicationState,
         needs="observe",
+        on_standby=True,
     ),
     Operation(
         name="hand_over",

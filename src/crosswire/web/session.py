@@ -66,5 +66,6 @@ SESSION_OPERATIONS: Final = (
         handler=show_session,
         answer=WebSession,
         needs="principal",
+        on_standby=True,
     ),
 )

@@ -144,7 +144,7 @@ async def list_subscriptions(ask: OperationRequest) -> SubscriptionPage:
 
 
 def _delivery_rate(ask: OperationRequest, subscription: Subscription) -> float:
-    activity = ask.server.metrics.destinations.get(subscription.subscription)
+    activity = ask.metrics.destinations.get(subscription.subscription)
     return 0.0 if activity is None else activity.rate(ask.now(), Step.DELIVERED)
 
 

@@ -159,6 +159,7 @@ USER_OPERATIONS: Final = (
         query=UsersQuery,
         answer=UserPage,
         needs="principal",
+        on_standby=True,
     ),
     Operation(
         name="explain_access",
@@ -170,5 +171,6 @@ USER_OPERATIONS: Final = (
         query=AccessQuery,
         answer=AccessDecision,
         needs="principal",
+        on_standby=True,
     ),
 )

@@ -58,7 +58,7 @@ from crosswire.errors import (
     LogUnsafe,
 )
 
-__all__ = ["Durability", "PostgresEngine", "postgres_log"]
+__all__ = ["SETTLE_S", "Durability", "PostgresEngine", "postgres_log"]
 
 Durability = Literal["verify", "trust"]
 
@@ -70,6 +70,9 @@ _CONFIRM_AGAIN_S: Final = 0.1
 _OTHERS_S: Final = 0.5
 """How long other servers are waited for when one has answered."""
 _SAFE_LEVELS: Final = ("on", "remote_apply")
+_PASSING: Final = ("40", "53", "55", "58", "XX")
+"""Classes of errors that end by themselves, or when somebody has mended the server: conflicts,
+resources, objects that are in use, the system, internal ones."""
 _INTEGER: Final = Struct(">q")
 _STATE_ENCODER: Final = msgspec.msgpack.Encoder()
 _STATE_DECODER: Final = msgspec.msgpack.Decoder(ReplicaState)
@@ -586,8 +589,11 @@ def _require_layout(facts: _ServerFacts, session: PostgresSession) -> None:
         )
 
 
-def _refused(session: PostgresSession, error: psycopg.Error) -> LogRefused:
-    return LogRefused(f"{session.address} refuses a statement: {' '.join(str(error).split())}")
+def _refused(session: PostgresSession, error: psycopg.Error) -> LogRefused | LogUnavailable:
+    """A lock that somebody holds, a full disk or the like passes: it must not stop a replica."""
+    passes = (error.sqlstate or "")[:2] in _PASSING
+    kind = LogUnavailable if passes else LogRefused
+    return kind(f"{session.address} refuses a statement: {' '.join(str(error).split())}")
 
 
 def postgres_log(
