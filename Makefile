@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+ARCHIVED := $(VENV)/.archived
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 SECONDS_OF_FUZZING ?= 300
 CAMPAIGN ?=
@@ -56,12 +57,14 @@ tshark:
 		echo "with 'apt-get install tshark'"; \
 	fi
 
-# What the tests would otherwise compile or load in each of their processes: bytecode, the pipeline's
-# kernels, Spark's classes. Some kinds of Java keep no classes: they load them as always.
-compiled: $(READY)
-	-test -e $(VENV)/.archived || $(BIN)/python -m crosswire.pipeline.class_archive
-	@touch $(VENV)/.archived
-	@$(PYTEST) --collect-only -qq >/dev/null
+# What the tests would otherwise load or compile in each of their processes: Spark's classes, the
+# pipeline's kernels, bytecode. Some kinds of Java keep no classes: they load them as always.
+compiled: $(ARCHIVED)
+	@found=$$($(PYTEST) --collect-only -qq) || { echo "$$found"; exit 1; }
+
+$(ARCHIVED): $(READY)
+	-$(BIN)/python -m crosswire.pipeline.class_archive
+	@touch $@
 
 # In three processes, since many tests wait for something; tests/conftest.py decides which tests go
 # where. Those that measure time or CPU come afterwards, when nothing else runs.
