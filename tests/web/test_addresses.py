@@ -1,4 +1,4 @@
-"""Without users, clients on other machines have shares by their addresses.
+"""Shares over HTTP: of users and, without users, of the addresses of other machines.
 
 No test can rely on a second machine: requests are given to the application as the listener does,
 with the address that they would have.
@@ -6,12 +6,15 @@ with the address that they would have.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any
 
 import msgspec
 import pytest
 
-from crosswire.config import ProtocolLimits
+from crosswire.access import User
+from crosswire.config import HttpSettings, ProtocolLimits
 from crosswire.store.contract import StoreLimits
 from crosswire.web.app import App
 from tests.web.conftest import StartWeb
@@ -94,3 +97,29 @@ async def test_schedules(start_web: StartWeb) -> None:
     far, other = Client(app, FAR), Client(app, OTHER)
     assert [(await far.post("/v1/schedules", schedule))[0] for _ in range(3)] == [200, 200, 503]
     assert (await other.post("/v1/schedules", schedule))[0] == 200
+
+
+async def test_one_user_does_not_hold_all_connections(start_web: StartWeb) -> None:
+    """The last quarter is for users with less than their share: here, two connections."""
+    anna = User(name="anna", token="the-token-of-anna", consume=("queue/a",))
+    bob = User(name="bob", token="the-token-of-bob", consume=("queue/a",))
+    web = await start_web(users=(anna, bob), http=HttpSettings(connections=8))
+    writers = []
+
+    async def is_accepted(user: User) -> bool:
+        reader, writer = await asyncio.open_connection("127.0.0.1", web.port)
+        writers.append(writer)
+        head = (
+            f"GET /v1/tail?destination=queue/a HTTP/1.1\r\nauthorization: Bearer {user.token}\r\n"
+        )
+        writer.write(f"{head}host: 127.0.0.1\r\n\r\n".encode())
+        with contextlib.suppress(ConnectionResetError):
+            return bool(await asyncio.wait_for(reader.read(16), 10))
+        return False
+
+    try:
+        assert [await is_accepted(anna) for _ in range(8)] == [True] * 6 + [False] * 2
+        assert await is_accepted(bob)
+    finally:
+        for writer in writers:
+            writer.close()
