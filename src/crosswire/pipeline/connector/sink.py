@@ -179,7 +179,7 @@ def _write(
 
 def _in_batches(rows: Iterator[Row], columns: pa.Schema) -> Iterator[pa.RecordBatch]:
     while chunk := list(islice(rows, _BATCH_ROWS)):
-        # Times of rows are those of this machine's time zone, and have none themselves.
+        # Times of rows have no time zone: they are in that of this machine.
         values = [
             {
                 name: value.astimezone(UTC) if isinstance(value, datetime) else value
