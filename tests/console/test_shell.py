@@ -66,7 +66,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(open_console: Any) -> None:
         wider = tab.page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert wider <= 0, f"{screen} is {wider} pixels too wide"
     tab.page.get_by_role("button", name="Menu").click()
-    tab.page.get_by_role("link", name="Queues").click()
+    tab.page.get_by_role("link", name="Queues", exact=True).click()
     expect(tab.page.get_by_role("heading", name="Queues", level=1)).to_be_visible()
     tab.check()
 

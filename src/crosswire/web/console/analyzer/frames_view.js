@@ -63,6 +63,8 @@ export function framesView(screen, { rows, more, detail, follow, withConnection,
 
   function display(frame, key, isFirst) {
     leaveDetail();
+    // Who uses the keyboard stays in the detail, on the same button if there is one.
+    const focused = shown.contains(document.activeElement) ? document.activeElement.textContent : null;
     const canFollow = Boolean(frame.conversation) && follow;
     leaveDetail = showDetail(shown, frame, {
       key,
@@ -73,6 +75,10 @@ export function framesView(screen, { rows, more, detail, follow, withConnection,
         el("button", { type: "button", class: "quiet", onclick: () => step(1) }, "Next"),
       ],
     });
+    if (focused !== null) {
+      const button = [...shown.querySelectorAll("button")].find((each) => each.textContent === focused);
+      (button ?? shown.querySelector("h2"))?.focus({ preventScroll: true });
+    }
     // On a small screen the detail is below the list.
     if (NARROW.matches && !isFirst) shown.scrollIntoView({ block: "start" });
   }
