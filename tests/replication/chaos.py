@@ -470,12 +470,13 @@ async def run(
     report: Callable[[str], None],
     *,
     offset: int = 0,
+    with_lake: bool = True,
     planted: str = "",
 ) -> ChaosResult:
     """Rounds of faults: all of them in turn, from the one with the number `offset` on. `planted`
     names a fault of the hubs that the result has to show."""
     chance = random.Random(seed)
-    lake = folder / "lake"
+    lake = folder / "lake" if with_lake else None
     cluster = ReplicaCluster(pool.take(), folder, settings=_SETTINGS, lake=lake)
     for replica in cluster.replicas:
         flag = folder / f"{replica.name}.stop"
@@ -491,7 +492,7 @@ async def run(
             for replica in cluster.replicas:
                 disks.enter_context(_small_disk(replica.data))
         try:
-            return await _run(cluster, balancer, names, chance, report, bool(planted))
+            return await _run(cluster, balancer, names, chance, report, lake, bool(planted))
         finally:
             await balancer.close()
             await cluster.close()
@@ -503,10 +504,10 @@ async def _run(
     names: list[str],
     chance: random.Random,
     report: Callable[[str], None],
+    lake: Path | None,
     is_planted: bool,
 ) -> ChaosResult:
     await cluster.start()
-    lake = cluster.folder / "lake"
     traffic = Traffic(balancer.ports)
     chaos = Chaos(cluster, traffic, chance)
     async with AsyncExitStack() as stack:
@@ -550,11 +551,13 @@ async def _run(
         for ended in await asyncio.gather(*producers, *consumers, return_exceptions=True):
             if isinstance(ended, Exception):
                 raise ended
-    in_lake = {} if is_planted else await await_lake(lake, traffic.acknowledged)
+    in_lake: dict[str, list[int]] = {}
+    if lake is not None and not is_planted:
+        in_lake = await await_lake(lake, traffic.acknowledged)
     for replica in cluster.replicas:
         await replica.end(signal.SIGKILL)
     lost, doubled = len(traffic.lost), traffic.doubled
-    if not is_planted:
+    if lake is not None and not is_planted:
         lost += len(missing(traffic.acknowledged, in_lake))
         doubled += surplus(in_lake)
     return ChaosResult(
