@@ -6,7 +6,7 @@ Usage: python benchmarks/replicas.py [SECONDS]
 Everything is on this machine: hubs, a primary and two standbys, and the clients. The servers of
 PostgreSQL are in memory where there is a /dev/shm. So the ratio to the local log is the cost of the
 log without its disks and network. Messages have 128 bytes; takeovers are those of hubs with
-`takeover_s = 2`. Each figure is the best of three rounds in turn with the others; the ratios are
+`takeover_s = 2`. Each figure has the range of three rounds, in turn with the others; the ratios are
 those of the rounds.
 """
 
@@ -128,11 +128,11 @@ async def _compare(
             found[name].append(await send(port, in_flight, seconds))
             appended[name] += await appended_bytes(hub) - before
     for name, rounds in found.items():
-        # The best: other work only ever slows one down.
-        rate, median, high = max(rounds)
+        rates, medians, highs = (sorted(each) for each in zip(*rounds, strict=True))
         line = (
-            f"{in_flight:5} in flight, {name:10}: {rate:8,.0f} /s, "
-            f"p50 {median * 1e3:7.2f} ms, p99 {high * 1e3:7.2f} ms"
+            f"{in_flight:5} in flight, {name:10}: {rates[0]:6,.0f} to {rates[-1]:6,.0f} /s, "
+            f"p50 {medians[0] * 1e3:.2f} to {medians[-1] * 1e3:.2f} ms, "
+            f"p99 {highs[0] * 1e3:.2f} to {highs[-1] * 1e3:.2f} ms"
         )
         if appended[name]:
             sent = sum(each[0] for each in rounds) * seconds
