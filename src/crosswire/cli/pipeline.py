@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -176,7 +177,7 @@ def run(options: argparse.Namespace) -> int:
         ) from error
     is_stream = options.once or options.stream
     # Until the stream handles them itself, at the end of Spark's start: both end it at once.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, _interrupt)
     if is_stream and options.skip_damaged:
         raise InvalidInput(
             "a stream skips nothing: without --once and --stream, --skip-damaged leaves out what "
@@ -216,6 +217,15 @@ def run(options: argparse.Namespace) -> int:
         spark.stop()
     _print(summary, as_json=options.json)
     return 0
+
+
+def _interrupt(_number: int, frame: FrameType | None) -> None:
+    """SIGTERM ends it as SIGINT does, also where that is ignored: a shell starts programs so that
+    it runs in the background. Spark's own handler cancels its jobs first."""
+    handler = signal.getsignal(signal.SIGINT)
+    if callable(handler):
+        handler(signal.SIGINT, frame)
+    raise KeyboardInterrupt
 
 
 def is_small_input(inputs: Inputs) -> bool:

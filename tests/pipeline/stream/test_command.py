@@ -49,13 +49,22 @@ def test_the_command_ends_with_a_summary_when_it_is_stopped(tmp_path: Path) -> N
     assert [account["frames"] for account in summary["accounting"]] == [size]
 
 
+def ignore_interrupts() -> None:
+    """As a shell does for what it runs in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 @pytest.mark.parametrize("moment", ["Starting Spark", "batch 0:"])
 def test_a_signal_stops_the_command_at_any_moment(tmp_path: Path, moment: str) -> None:
     size = SampleTraffic(protocols=("epoxy",), connections=1, messages=5).write_tap(
         tmp_path / "lake"
     )
     with subprocess.Popen(
-        stream_command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        stream_command(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=ignore_interrupts,
     ) as child:
         assert child.stderr is not None
         for line in child.stderr:
@@ -63,7 +72,10 @@ def test_a_signal_stops_the_command_at_any_moment(tmp_path: Path, moment: str) -
                 break
         child.send_signal(signal.SIGTERM)
         start = time.monotonic()
-        _, errors = child.communicate(timeout=60)
+        try:
+            _, errors = child.communicate(timeout=60)
+        finally:
+            child.kill()  # or it would be waited for without end
         took = time.monotonic() - start
     assert "Traceback" not in errors, errors
     assert child.returncode == (130 if "Spark" in moment else 0)
