@@ -184,8 +184,8 @@ async def test_a_mistake_of_ours_is_told_and_logged(
     def fail(_self: object) -> None:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr("crosswire.hub.hub.Hub.topics_by_name", fail)
-    status, body = await web.ask("GET /v1/topics HTTP/1.1\nhost: localhost")
+    monkeypatch.setattr("crosswire.hub.services.Services.all", fail)
+    status, body = await web.ask("GET /v1/services HTTP/1.1\nhost: localhost")
     assert (status, b'"error":"internal"' in body, b"secret" in body) == (500, True, False)
     assert "a secret" in caplog.text
 
