@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from array import array
 from pathlib import Path
@@ -19,7 +20,7 @@ from crosswire.hub.seals import LakeGap
 from crosswire.lake.writer import LakeWriter
 from crosswire.server import lake_feed
 from crosswire.server.lake_batches import BatchOrder, FeedGroup, build_batch
-from crosswire.server.lake_encoder import LakeEncoder
+from crosswire.server.lake_encoder import EncoderOrder, LakeEncoder, write_message
 from crosswire.server.lake_feed import STEP_NAMES
 from tests.server.test_lake_feed import Site, until
 
@@ -118,6 +119,35 @@ def test_rows_that_can_never_be_written_are_an_error_of_their_own(tmp_path: Path
             encoder.prepare(ORDER, [damaged])
     finally:
         encoder.stop()
+
+
+def test_it_ends_in_silence_with_its_hub(tmp_path: Path) -> None:
+    shared = os.memfd_create("shared")
+    order = EncoderOrder(
+        lake=str(tmp_path),
+        node="n1",
+        steps=STEP_NAMES,
+        term=0,
+        writer="",
+        batch=ORDER,
+        first_rows=[],
+        block_sizes=[],
+        record_sizes=b"",
+    )
+    with subprocess.Popen(
+        [sys.executable, "-m", "crosswire.server.lake_process", str(shared)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=(shared,),
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr
+        process.stdout.close()
+        write_message(process.stdin, order)
+        process.stdin.close()
+        assert process.stderr.read() == b""
+    os.close(shared)
+    assert process.returncode == 0
 
 
 def test_a_process_that_was_killed_is_replaced(tmp_path: Path) -> None:

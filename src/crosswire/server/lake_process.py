@@ -71,7 +71,12 @@ def main() -> int:
     shared = int(sys.argv[1])
     orders, answers = sys.stdin.buffer, sys.stdout.buffer
     while order := read_message(orders):
-        write_message(answers, prepare(msgspec.msgpack.decode(order, type=EncoderOrder), shared))
+        answer = prepare(msgspec.msgpack.decode(order, type=EncoderOrder), shared)
+        try:
+            write_message(answers, answer)
+        except BrokenPipeError:
+            # The hub was killed. Not an orderly exit, which would try to write the rest.
+            os._exit(0)
     return 0
 
 
