@@ -10,9 +10,10 @@ more is read from its peer. If that doesn't help within `PATIENCE_S`, the peer i
 
 from __future__ import annotations
 
+import ctypes
 from typing import Final, Protocol
 
-__all__ = ["MemoryAccount", "MemoryBudget", "MemoryHolder"]
+__all__ = ["MemoryAccount", "MemoryBudget", "MemoryHolder", "trim_memory"]
 
 PATIENCE_S: Final = 5.0
 """How long a restrained peer may take to let the hub free what it holds."""
@@ -246,3 +247,12 @@ class MemoryBudget:
 
 def _held_bytes(each: MemoryAccount | _Owner) -> int:
     return each.held_bytes
+
+
+def trim_memory() -> None:
+    """Have the allocator return free pages to the system; nothing where it can't. It keeps what
+    lies between pieces that are still used, so that a peak would stay for ever. Takes a few
+    milliseconds: call it on a thread."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -36,7 +36,7 @@ POLL_S = 1.0
 FIRST_PART_BYTES = 4 * 1024
 """How much of a read is processed at once, until it is known how long that takes."""
 LEAST_PART_BYTES = 256
-MOST_PART_BYTES = 64 * 1024
+MOST_PART_BYTES = 256 * 1024
 """While a frame is not whole its parts take no time, and would grow: but one may end with several
 frames, each of which causes much."""
 LARGE_S: Final = 0.01

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import msgspec
 
 from crosswire.access import Access
+from crosswire.budget import trim_memory
 from crosswire.commitlog.contract import CommitLog, ReplicatedLog
 from crosswire.commitlog.leader import LeaderLog
 from crosswire.config import Address, Config
@@ -65,6 +66,8 @@ _log = logging.getLogger("crosswire.server")
 _POLL_S: Final = 0.02
 _TICK_S: Final = 0.1
 _AFTER_FAILURE_S: Final = 1.0
+_TRIM_BYTES: Final = 32 << 20
+"""When peers hold this much less than before, the allocator gives its free pages back."""
 _IDLE_CHECK_S: Final = 10.0
 _GOODBYE_S: Final = 2.0
 _WINDOWS_PART: Final = 4
@@ -168,6 +171,7 @@ class Server:
         self._hurried = False
         self._is_stopping = False
         self._idle_at = 0.0
+        self._most_held_bytes = 0
         self._standby_hub = StandbyHub(lambda: _hub_config(self.config), self.clock.now)
         self._lake: LakeFeed | None = None
         self._tap: TapFeed | None = None
@@ -668,6 +672,11 @@ class Server:
         self._close_idle()
         loop_time = asyncio.get_running_loop().time()
         self.context.budget.check(loop_time)
+        held_bytes = self.context.budget.held_bytes
+        self._most_held_bytes = max(self._most_held_bytes, held_bytes)
+        if self._most_held_bytes - held_bytes > _TRIM_BYTES:
+            self._most_held_bytes = held_bytes
+            asyncio.get_running_loop().run_in_executor(None, trim_memory)
         expired = self.context.newcomers.check(loop_time)
         if expired:
             self.context.count("turned_away", "", "time", by=expired)
