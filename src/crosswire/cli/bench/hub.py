@@ -25,8 +25,12 @@ class StartedHub(msgspec.Struct, frozen=True):
     data: str
 
     def cpu_s(self) -> float:
-        """CPU time of all its threads so far."""
-        threads = Path(f"/proc/{self.pid}/task").iterdir()
+        """CPU time of all its threads so far, and of the processes that it has started: the lake's
+        encoder is one."""
+        threads = list(Path(f"/proc/{self.pid}/task").iterdir())
+        children = {child for each in threads for child in (each / "children").read_text().split()}
+        for child in children:
+            threads += Path(f"/proc/{child}/task").iterdir()
         return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / 1e9
 
     def memory_bytes(self) -> int:
