@@ -129,13 +129,14 @@ def measure(queues: int, connections: int, rounds: int) -> tuple[float, list[Req
             _fill(first, queues)
         for _ in range(connections):
             opened.enter_context(_connection(hub))
-        # A new one: the hub closes those that are idle for as long as that takes.
-        address = opened.enter_context(closing(_Http(hub)))
-        _wait_for_totals(address, queues, connections)
+        # New ones: the hub closes those that are idle for as long as all this takes.
+        with closing(_Http(hub)) as second:
+            _wait_for_totals(second, queues, connections)
         with probing(hub) as probe:
             idle = statistics.median(_idle(probe) for _ in range(rounds))
+            third = opened.enter_context(closing(_Http(hub)))
             paths = (*REQUESTS, *SEARCHES)
-            costs = [_cost(hub, address, probe, path, rounds) for path in paths]
+            costs = [_cost(hub, third, probe, path, rounds) for path in paths]
     return idle, costs
 
 
