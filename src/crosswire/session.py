@@ -148,7 +148,7 @@ class Session(asyncio.Protocol):
         self._peer_finished = False
         self._held = False
         self._restrained = False
-        self._reported_bytes = 0
+        self._held_bytes = 0
         self.opened = False
         """Whether there is, or was, a socket; with TLS only after its handshake."""
         self.gone: asyncio.Future[None] = self._loop.create_future()
@@ -215,14 +215,16 @@ class Session(asyncio.Protocol):
 
     def measure_memory(self) -> None:
         """Report what is buffered. Every turn does; but the kernel takes bytes in between."""
-        if self.account is not None and self.opened and not self._leaving:
+        if self.opened and not self._leaving:
             held_bytes = (
                 self.connection.held_bytes
                 + len(self._unread)
                 + self.transport.get_write_buffer_size()
             )
-            self.account.add(held_bytes - self._reported_bytes)
-            self._reported_bytes = held_bytes
+            if held_bytes != self._held_bytes:
+                if self.account is not None:
+                    self.account.add(held_bytes - self._held_bytes)
+                self._held_bytes = held_bytes
 
     # Called by asyncio.
 
@@ -267,9 +269,10 @@ class Session(asyncio.Protocol):
             return
         before, turns.current = turns.current, share
         began, dispatch_s = turns.clock(), turns.dispatch_s
-        if (
-            len(data) <= self._part_bytes
-            and self.connection.completed_bytes(len(data)) < LARGE_BYTES
+        if len(data) <= self._part_bytes and (
+            # What is held is known without asking, and nearly always small.
+            self._held_bytes + len(data) < LARGE_BYTES
+            or self.connection.completed_bytes(len(data)) < LARGE_BYTES
         ):
             self._receive(data)
             took_s = turns.time_since(began)
@@ -371,7 +374,7 @@ class Session(asyncio.Protocol):
             # should cost more.
             self._run("receive_data", _raise, error)
         if not is_decoding:
-            self._turn()
+            self._exchange()
 
     def eof_received(self) -> bool:
         """Called by asyncio when the peer sends no more; gives whether we may still send."""
@@ -444,6 +447,10 @@ class Session(asyncio.Protocol):
     def _turn(self) -> None:
         if self._turns is not None:
             self._turns.enter()
+        self._exchange()
+
+    def _exchange(self) -> None:
+        """Hand events over, and write what the connection and its owner have to send."""
         if self._leaving:
             self._flush_planned = False
             return
@@ -470,17 +477,8 @@ class Session(asyncio.Protocol):
         if self.connection.closed:
             self._leave()
             return
-        account = self.account
-        if account is not None:
-            # Not by `measure_memory`: this is done for every read.
-            held_bytes = (
-                self.connection.held_bytes
-                + len(self._unread)
-                + self.transport.get_write_buffer_size()
-            )
-            if held_bytes != self._reported_bytes:
-                account.add(held_bytes - self._reported_bytes)
-                self._reported_bytes = held_bytes
+        if self._share is not None:
+            self.measure_memory()
         self._steer_reading()
         self._arm_timer()
 
@@ -499,15 +497,15 @@ class Session(asyncio.Protocol):
 
     def _dispatch_events(self) -> None:
         """Hand events over until the owner's reaction causes no more of them."""
-        while events := self._take_events():
+        while True:
+            try:
+                events = self.connection.events()
+            except Exception as error:
+                self._run("events", _raise, error)
+                return
+            if not events:
+                return
             self._hand_over(events)
-
-    def _take_events(self) -> list[Event]:
-        try:
-            return self.connection.events()
-        except Exception as error:
-            self._run("events", _raise, error)
-            return []
 
     def _hand_over(self, events: list[Event]) -> None:
         if isinstance(events[-1], ConnectionClosed | ConnectionFailed):
@@ -618,7 +616,8 @@ class Session(asyncio.Protocol):
         """
         deadline = self.connection.next_deadline()
         if deadline is None:
-            self._cancel_timer()
+            if self._timer is not None:
+                self._cancel_timer()
         elif self._timer is None or deadline < self._timer_at:
             self._cancel_timer()
             self._timer_at = deadline

@@ -64,10 +64,12 @@ class Call:
         "due",
         "envelope",
         "holder",
+        "id",
         "is_done",
         "peer",
         "provider",
         "service",
+        "size_bytes",
     )
 
     def __init__(
@@ -79,6 +81,9 @@ class Call:
         holder: str,
     ) -> None:
         self.envelope = envelope
+        self.id = envelope.id
+        self.size_bytes = len(envelope.payload) + _CALL_BYTES
+        """What it takes in memory, roughly."""
         self.holder = holder
         """Whose share it counts for while it waits."""
         self.due = due
@@ -87,16 +92,6 @@ class Call:
         self.provider: Provider | None = None
         self.service: _Service | None = None
         self.is_done = False
-
-    @property
-    def id(self) -> int:
-        """The id of the request."""
-        return self.envelope.id
-
-    @property
-    def size_bytes(self) -> int:
-        """What it takes in memory, roughly."""
-        return len(self.envelope.payload) + _CALL_BYTES
 
 
 class Provider:

@@ -72,11 +72,12 @@ class TurnShare:
 
     def may_run(self) -> bool:
         """Whether work for this peer may begin now; if not, it calls `later`."""
+        turns = self._turns
         return (
             not self.is_waiting
             and not self.unfinished
-            and not self._turns.is_over()
-            and not self.is_gated()
+            and not turns.is_over()
+            and (turns.gate is None or not self.is_gated())
         )
 
     def is_gated(self) -> bool:

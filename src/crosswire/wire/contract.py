@@ -249,8 +249,9 @@ class Decoder(ABC):
     @property
     def pending(self) -> int:
         """Bytes of an incomplete frame, or that are still being searched for a frame's start."""
-        searched = 0 if self._search_from is None else self.offset - self._search_from
-        return self._buffer.size + searched + self._held
+        if self._search_from is None:
+            return self._buffer.size + self._held
+        return self._buffer.size + self.offset - self._search_from
 
     def completed_bytes(self, count: int, before_bytes: int = 0) -> int:
         """The size of the frame that is incomplete now and complete with the next `count` bytes; 0

@@ -555,6 +555,51 @@ class TestAcknowledgements:
             connection.data_to_send()
         assert not connection.closed
 
+    def test_one_that_is_answered_goes_with_the_answer(self) -> None:
+        connection = opened(batch_ack(10))
+        receive(connection, message(1), now=5.0)
+        connection.acknowledge_soon(1)
+        assert sent(connection) == []
+        connection.send_message("reply/1", b"y")
+        assert sent(connection) == [message(1, b"y", "reply/1"), ExtensionFrame(1, b"\0\1")]
+        assert connection.next_deadline() is None
+
+    def test_without_an_answer_it_goes_after_a_moment(self) -> None:
+        connection = opened(batch_ack(10))
+        receive(connection, message(1), now=5.0)
+        connection.acknowledge_soon(1)
+        due = connection.next_deadline()
+        assert due is not None and 5.0 < due < 5.1
+        connection.handle_deadline(due)
+        assert sent(connection) == [ExtensionFrame(1, b"\0\1")]
+        assert not connection.closed and connection.next_deadline() is None
+
+    def test_it_does_not_wait_where_the_peer_may(self) -> None:
+        connection = opened(batch_ack(4))
+        receive(connection, message(1))
+        connection.acknowledge_soon(1)
+        assert sent(connection) == []
+        receive(connection, message(2))
+        connection.acknowledge_soon(2)
+        assert sent(connection) == [ExtensionFrame(1, b"\0\2")]
+
+    def test_a_window_of_one_is_acknowledged_at_once(self) -> None:
+        connection = opened("ack")
+        receive(connection, message(1))
+        connection.acknowledge_soon(1)
+        assert sent(connection) == [ExtensionFrame(1, b"\0\1")]
+
+    @pytest.mark.parametrize("urgent_first", [True, False])
+    def test_one_that_may_wait_delays_no_other(self, urgent_first: bool) -> None:
+        connection = opened(batch_ack(100))
+        receive(connection, message(1), message(2))
+        first, second = connection.acknowledge, connection.acknowledge_soon
+        if not urgent_first:
+            first, second = second, first
+        first(1)
+        second(2)
+        assert sent(connection) == [ExtensionFrame(1, b"\0\2")]
+
     def test_without_the_extension_nothing_is_acknowledged(self) -> None:
         connection = opened()
         receive(connection, message(1))

@@ -259,23 +259,26 @@ class MicroMsg2Gateway(Gateway):
                 raise
             self._answer(reply, error)
         self._late_acks.append(event.sequence)
-        self._acknowledge_calls()
+        self._acknowledge_calls(is_answered=reply is not None)
 
     @property
     def _open_calls(self) -> int:
         """Calls of this peer whose answers are not sent, or not durable at their `reply-to`."""
         return len(self.calls) + self._unsent_answers + self._answers_elsewhere
 
-    def _acknowledge_calls(self) -> None:
-        """Acknowledge calls in order while not too many are open.
+    def _acknowledge_calls(self, *, is_answered: bool = False) -> None:
+        """Acknowledge calls in order while not too many are open; with the answer, if there is one.
 
         The hub has a call as soon as it is made; withholding the acknowledgement is the only way
         to slow down a peer that calls faster than it is answered.
         """
         if self.connection.closed:
             return
+        acknowledge = (
+            self.connection.acknowledge_soon if is_answered else self.connection.acknowledge
+        )
         while self._late_acks and self._open_calls <= _OPEN_CALLS:
-            self.connection.acknowledge(self._late_acks.popleft())
+            acknowledge(self._late_acks.popleft())
 
     def _reply_of(
         self, properties: Mapping[str, Property], envelope: Envelope
@@ -469,4 +472,5 @@ class MicroMsg2Gateway(Gateway):
             else:
                 answer = self._format.to_envelope(event, "", "response", self.peer)
                 provider.answer(identifier, answer, now)
-        self.connection.acknowledge(event.sequence)
+        # The next call is likely to follow.
+        self.connection.acknowledge_soon(event.sequence)

@@ -107,6 +107,8 @@ DOTNET_TYPE: Final = "dotnet-type"
 _SMALL_BYTES: Final = 4096
 """Payloads below this size are gathered in one buffer instead of kept one by one."""
 _DESCRIPTION_CHARACTERS: Final = 1000
+_ACK_DELAY_S: Final = 0.01
+"""How long the acknowledgement of a message that is answered waits for something to go with."""
 
 
 class State(Enum):
@@ -172,6 +174,9 @@ class MicroMsg2Connection(Connection):
         # None without an ack extension: then nothing is acknowledged.
         self._receive_window: ReceiveWindow | None = None
         self._ack_number = 0
+        # When what is due is acknowledged; None for with the next write.
+        self._ack_at: float | None = None
+        self._received_at = now
         self._received_type = ""
         # Of a message whose frames are not complete: destination and properties, payloads so far.
         self._first_frame: tuple[str, dict[str, Value]] | None = None
@@ -278,6 +283,21 @@ class MicroMsg2Connection(Connection):
         """
         if self._receive_window is not None and not self.closed:
             self._receive_window.acknowledge(*sequences)
+            self._ack_at = None
+
+    def acknowledge_soon(self, sequence: int) -> None:
+        """Like `acknowledge`, for a message that something else follows: its answer, or the next
+        request. So it goes with the next bytes that are written anyway, or after a moment, and at
+        once where the peer may be waiting for its window."""
+        window = self._receive_window
+        if window is None or self.closed:
+            return
+        is_urgent = window.is_due and self._ack_at is None
+        window.acknowledge(sequence)
+        if is_urgent or window.is_half_used:
+            self._ack_at = None
+        elif self._ack_at is None:
+            self._ack_at = self._received_at + _ACK_DELAY_S
 
     def send_subscribe(
         self,
@@ -324,7 +344,8 @@ class MicroMsg2Connection(Connection):
 
     def data_to_send(self) -> list[bytes | memoryview]:
         """With the acknowledgement that is due: one for all messages since the last write."""
-        self._send_ack()
+        if self._ack_at is None or self._outgoing:
+            self._send_ack()
         return super().data_to_send()
 
     def close(self) -> None:
@@ -360,10 +381,13 @@ class MicroMsg2Connection(Connection):
         return self.reading
 
     def next_deadline(self) -> float | None:
-        """Of the handshake: an open connection has none."""
-        return None if self.closed else self._deadline
+        """Of the handshake, or, when the connection is open, of an acknowledgement."""
+        if self.closed:
+            return None
+        return self._deadline if self._ack_at is None else self._ack_at
 
     def _receive(self, placed: list[Placed], now: float) -> None:
+        self._received_at = now
         handlers = self._handlers
         following = _FOLLOWING[self.state]
         index = 0
@@ -541,7 +565,9 @@ class MicroMsg2Connection(Connection):
         self.fail(PeerError(arguments.get("description") or name, code=name))
 
     def _expire(self, _now: float) -> None:
-        raise PeerTimeout("no handshake in time")
+        if self._ack_at is None:
+            raise PeerTimeout("no handshake in time")
+        self._ack_at = None
 
     # Ending.
 
@@ -606,6 +632,7 @@ class MicroMsg2Connection(Connection):
             self._outgoing += serialize_message(sequence, b"", b"", payload, continued)
 
     def _send_ack(self) -> None:
+        self._ack_at = None
         if (
             self._receive_window is not None
             and (due := self._receive_window.take_due()) is not None

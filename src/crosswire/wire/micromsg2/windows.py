@@ -110,6 +110,7 @@ class ReceiveWindow:
         self._size = size
         self._oldest = 1
         self._waiting = 0
+        self._unsent = 0
         self._safe: set[int] = set()
         self._due: int | None = None
 
@@ -154,6 +155,7 @@ class ReceiveWindow:
             self._due = sequences[-1]
             self._oldest = following(self._due)
             self._waiting -= len(sequences)
+            self._unsent += len(sequences)
             return
         for sequence in sequences:
             if sequence in self._safe or _steps(self._oldest, sequence) >= self._waiting:
@@ -163,8 +165,18 @@ class ReceiveWindow:
 
     def take_due(self) -> int | None:
         """The number to acknowledge now, or None; returned once."""
-        due, self._due = self._due, None
+        due, self._due, self._unsent = self._due, None, 0
         return due
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is a number to acknowledge."""
+        return self._due is not None
+
+    @property
+    def is_half_used(self) -> bool:
+        """Whether the peer, which has got no ack of so many frames, may soon have to wait."""
+        return 2 * (self._waiting + self._unsent) >= self._size
 
     def _is_head(self, sequences: tuple[int, ...]) -> bool:
         """Whether these are the oldest frames that wait, in order and without a wrap."""
@@ -182,3 +194,4 @@ class ReceiveWindow:
             safe.remove(self._due)
             self._oldest = following(self._due)
             self._waiting -= 1
+            self._unsent += 1
