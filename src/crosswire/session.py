@@ -43,6 +43,10 @@ LARGE_S: Final = 0.01
 """Roughly how long a frame of `LARGE_BYTES` takes, which is processed at once when its last byte is
 there: more than a turn."""
 
+_NOTED_BYTES: Final = 1024
+"""By how much what is buffered must change before the memory's account is asked: most reads are
+small messages, of which some bytes are kept until they are answered."""
+
 _BROKEN: Final = select.POLLERR | select.POLLNVAL
 # Only Linux has POLLRDHUP for a half-closed peer; elsewhere POLLHUP covers it.
 _FINISHED: Final = select.POLLHUP | getattr(select, "POLLRDHUP", 0)
@@ -214,14 +218,15 @@ class Session(asyncio.Protocol):
         return max(self._loop.time() - self.read_at, 0.0)
 
     def measure_memory(self) -> None:
-        """Report what is buffered. Every turn does; but the kernel takes bytes in between."""
+        """Report what is buffered, to `_NOTED_BYTES`. Every turn does; but the kernel takes bytes
+        in between."""
         if self.opened and not self._leaving:
             held_bytes = (
                 self.connection.held_bytes
                 + len(self._unread)
                 + self.transport.get_write_buffer_size()
             )
-            if held_bytes != self._held_bytes:
+            if abs(held_bytes - self._held_bytes) >= _NOTED_BYTES:
                 if self.account is not None:
                     self.account.add(held_bytes - self._held_bytes)
                 self._held_bytes = held_bytes

@@ -182,6 +182,7 @@ class CommitGroup:
     messages, `pending_bytes` that of the whole, where it waits for its append after it was sealed.
     `sealed_at` and `ended_at` are readings of `perf_counter`, for metrics: its commit began and
     ended then; `waited_s` is for how long the event loop waited for the disk meanwhile.
+    `ended_now` is the hub's time when it ended.
     """
 
     __slots__ = (
@@ -193,6 +194,7 @@ class CommitGroup:
         "body",
         "copies",
         "ended_at",
+        "ended_now",
         "is_large",
         "newest_id",
         "number",
@@ -222,6 +224,7 @@ class CommitGroup:
         self.size_bytes = 0
         self.sealed_at = 0.0
         self.ended_at = 0.0
+        self.ended_now = 0.0
         self.waited_s = 0.0
         self.pending_bytes = 0
 

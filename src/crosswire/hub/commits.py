@@ -537,6 +537,7 @@ class CommitPath:
         # A commit ends without a call from outside, which would have set the hub's time.
         if self._clock is not None:
             dispatch.now = max(dispatch.now, self._clock())
+        group.ended_now = dispatch.now
         run = dispatch.callbacks.run
         for stage, committed, failed in self._listeners:
             kind = "metrics" if stage is CommitStage.METRICS else "commit listener"

@@ -134,7 +134,8 @@ class Metrics:
         """Count what happened with the group. The ledger's stage is before this one."""
         self.commit_seconds.add(group.ended_at - group.sealed_at)
         self.disk_waits.add(group.waited_s)
-        self.commit_messages.add(self.count(self._hub.ledger.committed_runs))
+        runs = self._hub.ledger.committed_runs
+        self.commit_messages.add(self.count(runs, group.ended_now))
 
     def _failed(self, _group: CommitGroup, _error: StoreError) -> None:
         """Count the failure; the steps are counted with the group that they are committed with."""
@@ -145,11 +146,10 @@ class Metrics:
         """How many callbacks raised, by kind."""
         return self._hub.callbacks.failed
 
-    def count(self, runs: Iterable[LedgerRun]) -> int:
+    def count(self, runs: Iterable[LedgerRun], now: float) -> int:
         """Add the runs to the series; returns how many messages were accepted."""
         accepted = 0
         found = self._found
-        now = self._hub.now
         bucket = int(now // BUCKET_S)
         destinations, connections = self.destinations, self.connections
         total = self.total

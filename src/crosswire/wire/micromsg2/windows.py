@@ -175,7 +175,7 @@ class ReceiveWindow:
 
     @property
     def is_half_used(self) -> bool:
-        """Whether the peer, which has got no ack of so many frames, may soon have to wait."""
+        """Whether half of the window waits for an ack: the peer may soon have to stop."""
         return 2 * (self._waiting + self._unsent) >= self._size
 
     def _is_head(self, sequences: tuple[int, ...]) -> bool:
