@@ -360,6 +360,8 @@ class Chaos:
     async def long_pause(self, leader: ReplicaProcess) -> None:
         """A standby stands still until what it needs is trimmed: it fetches a checkpoint."""
         victim = self._chance.choice([each for each in self.cluster.replicas if each is not leader])
+        # In the first round it may not have reported anything yet.
+        await self._caught_up(leader)
         victim.send(signal.SIGSTOP)
         _, state = await leader.ask("/v1/replication")
         behind = next(each["synced"] for each in state["replicas"] if each["name"] == victim.name)
