@@ -47,7 +47,7 @@ wire/emqp/{decoder,frames,connection,headers,jobs,runs}
 wire/relink/{decoder,frames,connection,link,receiving,sending,channels}
 wire/epoxy/{decoder,frames,connection,comm}
 wire/micromsg2/{decoder,frames,connection,windows,values}
-hub/{turns,dispatch,commits,intake,intake_gate,queues,ledger,wall,cursor,attachment,timers,shares}
+hub/{turns,dispatch,commits,intake,intake_gate,queues,ledger,wall,cursor,timers,shares}
 hub/{core,services}
 hub/backlog/{consumers,backlog,memory,retries}
 commitlog/{body,records,contract,local}
@@ -61,6 +61,9 @@ gateways/micromsg2/{gateway,messages,outbox,intake}
 server/metrics
 """
 """What a profile of durable messages shows."""
+
+PLAIN_BASES = {"msgspec.Struct", "NamedTuple", "Enum", "IntEnum", "StrEnum", "IntFlag"}
+"""What extends one of these is no extension type of mypyc's."""
 
 REFUSED = re.compile(r"^(crosswire/\S+\.py):\d+: (?!note:|warning:)(.*)$", re.MULTILINE)
 
@@ -86,9 +89,8 @@ def prepare(folder: Path, mypyc: str | None) -> None:
             shutil.copytree(ROOT / "src" / package, folder / name / package, ignore=ignored)
     tree = folder / "compiled"
     modules = hot_modules()
-    structs = {each for each in modules if _defines_structs(tree / each)}
-    print(f"  left out because of Structs: {' '.join(sorted(structs))}", flush=True)
-    modules = [each for each in modules if each not in structs]
+    moved = sum(_move_structs(tree, each) for each in modules)
+    print(f"  {moved} Structs, enums and named tuples stay as they are", flush=True)
     while refused := _compile(tree, modules, mypyc, run="check"):
         for module, reason in refused.items():
             print(f"  left out: {module}: {reason}", flush=True)
@@ -162,16 +164,32 @@ def _decorate(tree: Path, modules: Sequence[str]) -> None:
         _insert(file, lines, classes, extended)
 
 
-def _defines_structs(file: Path) -> bool:
-    """Whether a module defines msgspec Structs.
+def _move_structs(tree: Path, module: str) -> int:
+    """Let a module take its Structs, enums and named tuples from a pure copy of itself.
 
-    mypyc keeps only the outermost class of a field's annotation: a ClassVar would become a field,
-    and a union, a Literal or the items of a list would no longer be checked when records are read.
+    mypyc ignores the keywords of a class, so that a Struct would lose `frozen`, `array_like` and
+    `kw_only`, and keeps only the outermost class of a field's annotation, so that a ClassVar would
+    become a field. Returns how many classes were moved.
     """
-    classes = (each for each in ast.parse(file.read_text()).body if isinstance(each, ast.ClassDef))
-    return any(
-        each.keywords or "msgspec.Struct" in map(ast.unparse, each.bases) for each in classes
-    )
+    file = tree / module
+    text = file.read_text()
+    moved: set[str] = set()
+    lines = text.splitlines(keepends=True)
+    pure = file.with_stem(f"{file.stem}_pure")
+    for node in ast.parse(text).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        bases = {ast.unparse(each).partition("[")[0] for each in node.bases}
+        if node.keywords or bases & (PLAIN_BASES | moved):
+            moved.add(node.name)
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)]) - 1
+            lines[first : node.end_lineno] = [""] * ((node.end_lineno or first) - first)
+            source = ".".join(pure.relative_to(tree).with_suffix("").parts)
+            lines[first] = f"from {source} import {node.name}\n"
+    if moved:
+        pure.write_text(text)
+        file.write_text("".join(lines))
+    return len(moved)
 
 
 def _is_native(node: ast.stmt) -> Any:
@@ -179,7 +197,7 @@ def _is_native(node: ast.stmt) -> Any:
     if not isinstance(node, ast.ClassDef) or node.keywords:
         return False
     bases = {ast.unparse(each).partition("[")[0] for each in node.bases}
-    return not bases & {"Protocol", "Shape", "NamedTuple", "Enum", "IntEnum", "StrEnum", "IntFlag"}
+    return not bases & (PLAIN_BASES | {"Protocol", "Shape"})
 
 
 def _insert(file: Path, lines: list[str], classes: list[Any], extended: set[str]) -> None:
