@@ -48,11 +48,11 @@ wire/relink/{decoder,frames,connection,link,receiving,sending,channels}
 wire/epoxy/{decoder,frames,connection,comm}
 wire/micromsg2/{decoder,frames,connection,windows,values}
 hub/{turns,dispatch,commits,intake,intake_gate,queues,ledger,wall,cursor,timers,shares}
-hub/{core,services}
+hub/core
 hub/backlog/{consumers,backlog,memory,retries}
-commitlog/{body,records,contract,local}
+commitlog/{body,records,contract}
 store/{records,keys,engine,recovery,contract,rocks}
-gateways/{gateway,context,slots,payloads}
+gateways/{gateway,payloads}
 gateways/emp/{gateway,messages}
 gateways/emqp/{gateway,messages,broker,clients,workers}
 gateways/relink/{gateway,messages,links,link_end,producers,consumers}
@@ -132,7 +132,7 @@ def run_mypyc(modules: Sequence[str], *, build: bool) -> None:
     from setuptools import setup
 
     options = ["--check-untyped-defs", "--ignore-missing-imports", "--follow-imports=silent"]
-    extensions = mypycify([*options, *modules], opt_level="2", debug_level="0", separate=True)
+    extensions = mypycify([*options, *modules], opt_level="2", debug_level="0", multi_file=True)
     if build:
         jobs = f"-j{os.cpu_count()}"
         arguments = ["build_ext", "--inplace", jobs]
@@ -336,6 +336,7 @@ def measure(folder: Path, rounds: int, scale: float) -> None:
             for work in (core(folder / name), sockets(folder / name, scale)):
                 for label, cpu_us in work:
                     found.setdefault(label, {each: [] for each in TREES})[name].append(cpu_us)
+                    print(f"{index}\t{name}\t{label}\t{cpu_us:.2f}", file=sys.stderr, flush=True)
     print(f"CPU µs per message, {rounds} rounds in turns: least, median, most")
     ratios = {}
     for label, figures in found.items():
