@@ -3,7 +3,7 @@
 Copies the package to a temporary directory, compiles there what mypyc accepts, and runs the pure
 and the compiled copy in turns. The source itself is not changed, and nothing is installed.
 
-    python benchmarks/compiled.py [--rounds 5] [--scale 1.0] [--mypyc DIR] [--keep DIR]
+    python benchmarks/compiled.py [--all] [--rounds 5] [--scale 1.0] [--mypyc DIR] [--keep DIR]
 
 It needs a C compiler, Python's headers and mypy with its compiler (`pip install mypy[mypyc]`), here
 or in the directory of `--mypyc` (`pip install --target DIR mypy[mypyc]`). `--keep` leaves both
@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeGuard
 
 ROOT = Path(__file__).parent.parent
 TREES = ("pure", "compiled")
@@ -37,6 +37,12 @@ PROTOCOLS = {"emp": 10_000, "emqp": 10_000, "relink": 20_000, "epoxy": 5_000, "m
 """The protocols, and how many messages a round sends in batches."""
 SINGLE = 1000
 GOAL = 0.7
+
+CORE = """
+hub/{commits,ledger,intake,dispatch}
+hub/backlog/{backlog,consumers,memory}
+"""
+"""Every durable message passes through these, whatever its protocol."""
 
 MODULES = """
 envelope budget session
@@ -48,11 +54,11 @@ wire/relink/{decoder,frames,connection,link,receiving,sending,channels}
 wire/epoxy/{decoder,frames,connection,comm}
 wire/micromsg2/{decoder,frames,connection,windows,values}
 hub/{turns,dispatch,commits,intake,intake_gate,queues,ledger,wall,cursor,timers,shares}
-hub/{core,services}
+hub/core
 hub/backlog/{consumers,backlog,memory,retries}
-commitlog/{body,records,contract,local}
+commitlog/{body,records,contract}
 store/{records,keys,engine,recovery,contract,rocks}
-gateways/{gateway,context,slots,payloads}
+gateways/{gateway,payloads}
 gateways/emp/{gateway,messages}
 gateways/emqp/{gateway,messages,broker,clients,workers}
 gateways/relink/{gateway,messages,links,link_end,producers,consumers}
@@ -60,7 +66,11 @@ gateways/epoxy/{gateway,messages}
 gateways/micromsg2/{gateway,messages,outbox,intake}
 server/metrics
 """
-"""What a profile of durable messages shows."""
+"""With `--all`: what a profile of durable messages shows.
+
+Not `hub/attachment`, whose Structs and classes refer to each other, and not `commitlog/local`: its
+attribute `_thread` becomes `__thread` in C, which is a keyword of the compiler.
+"""
 
 PLAIN_BASES = {"msgspec.Struct", "NamedTuple", "Enum", "IntEnum", "StrEnum", "IntFlag"}
 """What extends one of these is no extension type of mypyc's."""
@@ -71,24 +81,23 @@ REFUSED = re.compile(r"^(crosswire/\S+\.py):\d+: (?!note:|warning:)(.*)$", re.MU
 # ------------------------------------------------------------------------------------ compiling
 
 
-def hot_modules() -> list[str]:
-    """The paths of `MODULES`, relative to the directory that holds the package."""
+def paths(words: str) -> list[str]:
+    """The files of these modules, relative to the directory that holds the package."""
     found = []
-    for word in MODULES.split():
+    for word in words.split():
         folder, _, names = word.partition("{")
         each = names.rstrip("}").split(",") if names else [""]
         found += [f"crosswire/{folder}{name}.py" for name in each]
     return found
 
 
-def prepare(folder: Path, mypyc: str | None) -> None:
-    """Make both copies in `folder` and compile one of them."""
+def prepare(folder: Path, mypyc: str | None, modules: list[str]) -> None:
+    """Make both copies in `folder` and compile these modules in one of them."""
     for name in TREES:
         for package in ("crosswire", "pyspark_crosswire"):
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / "src" / package, folder / name / package, ignore=ignored)
     tree = folder / "compiled"
-    modules = hot_modules()
     moved = sum(_move_structs(tree, each) for each in modules)
     print(f"  {moved} Structs, enums and named tuples stay as they are", flush=True)
     while refused := _compile(tree, modules, mypyc, run="check"):
@@ -129,10 +138,10 @@ def _compile(tree: Path, modules: Sequence[str], mypyc: str | None, *, run: str)
 def run_mypyc(modules: Sequence[str], *, build: bool) -> None:
     """In the process of `_compile`: check the modules, or compile them beside their sources."""
     from mypyc.build import mypycify
-    from setuptools import setup
+    from setuptools import setup  # type: ignore[import-untyped]
 
     options = ["--check-untyped-defs", "--ignore-missing-imports", "--follow-imports=silent"]
-    extensions = mypycify([*options, *modules], opt_level="2", debug_level="0", separate=True)
+    extensions = mypycify([*options, *modules], opt_level="2", debug_level="0", multi_file=True)
     if build:
         jobs = f"-j{os.cpu_count()}"
         arguments = ["build_ext", "--inplace", jobs]
@@ -192,7 +201,7 @@ def _move_structs(tree: Path, module: str) -> int:
     return len(moved)
 
 
-def _is_native(node: ast.stmt) -> Any:
+def _is_native(node: ast.stmt) -> TypeGuard[ast.ClassDef]:
     """Whether mypyc makes an extension type of this class."""
     if not isinstance(node, ast.ClassDef) or node.keywords:
         return False
@@ -200,7 +209,7 @@ def _is_native(node: ast.stmt) -> Any:
     return not bases & (PLAIN_BASES | {"Protocol", "Shape"})
 
 
-def _insert(file: Path, lines: list[str], classes: list[Any], extended: set[str]) -> None:
+def _insert(file: Path, lines: list[str], classes: list[ast.ClassDef], extended: set[str]) -> None:
     added = 0
     for node in classes:
         if node.name in extended:
@@ -336,6 +345,7 @@ def measure(folder: Path, rounds: int, scale: float) -> None:
             for work in (core(folder / name), sockets(folder / name, scale)):
                 for label, cpu_us in work:
                     found.setdefault(label, {each: [] for each in TREES})[name].append(cpu_us)
+                    print(f"{index}\t{name}\t{label}\t{cpu_us:.2f}", file=sys.stderr, flush=True)
     print(f"CPU µs per message, {rounds} rounds in turns: least, median, most")
     ratios = {}
     for label, figures in found.items():
@@ -360,6 +370,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--all", action="store_true", help="compile all hot modules")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="factor for numbers of messages")
     parser.add_argument("--mypyc", metavar="DIR")
@@ -381,7 +392,8 @@ def main() -> None:
 
 def compare(folder: Path, options: argparse.Namespace) -> None:
     if not list((folder / "compiled").rglob("*.so")):
-        prepare(folder, options.mypyc and str(Path(options.mypyc).resolve()))
+        chosen = paths(MODULES if options.all else CORE)
+        prepare(folder, options.mypyc and str(Path(options.mypyc).resolve()), chosen)
     measure(folder, options.rounds, options.scale)
 
 
