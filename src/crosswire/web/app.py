@@ -51,6 +51,7 @@ from crosswire.web.openapi import openapi
 from crosswire.web.replays import Replays
 from crosswire.web.report_page import report_route
 from crosswire.web.report_tickets import ReportTickets
+from crosswire.web.running_requests import RunningRequests
 from crosswire.web.stream_slots import StreamSlots
 from crosswire.web.times import is_time
 
@@ -63,6 +64,7 @@ _UPLOAD_S: Final = 120.0
 _NO_BODY_BYTES: Final = 1024
 _DIGITS: Final = 19
 _LAG_S: Final = 1.0
+_RETRY_S: Final = 5
 _TYPES: Final = {"json": JSON, "arrow": ARROW, "bytes": BYTES}
 _HEADERS: Final = {
     "cache-control": "no-store",
@@ -110,14 +112,15 @@ class App:
             CrosswireError: _hub_failure,
             Exception: _internal_failure,
         }
-        self._app = _Guard(
+        application = _Guard(
             Starlette(routes=routes, exception_handlers=handlers),
             server,
         )
+        self.requests = RunningRequests(application, _refuse)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI's entry."""
-        await self._app(scope, receive, send)
+        await self.requests(scope, receive, send)
 
     async def perform(self, operation: Operation, request: Request) -> Response:
         """Authenticate and decode a request, run the operation, and encode its result.
@@ -724,6 +727,14 @@ _NAMES: Final = {
     415: "wrong_type",
     503: "busy",
 }
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    """Of requests that the end of the hub does not wait for."""
+    failure = FailureResponse("busy", "the hub is stopping: retry when it runs again")
+    response = _failure(503, failure)
+    response.headers["retry-after"] = str(_RETRY_S)
+    await response(scope, receive, send)
 
 
 def _http_failure(_request: Request, error: Exception) -> Response:
