@@ -144,7 +144,7 @@ class Log:
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
         self.ends_streams = False
-        """Whether streams end in order after their next batch: their clients continue there later."""
+        """Whether streams end after their next batch, in order: their clients continue there."""
 
     async def close(self) -> None:
         """Refuse further reads; when this returns, no thread uses the store any more."""

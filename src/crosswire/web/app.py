@@ -7,7 +7,7 @@ import functools
 import inspect
 import ipaddress
 import resource
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Final
@@ -100,10 +100,15 @@ class App:
         self.analyses = HeldAnalyses(server)
         routes = [_route(self, *each) for each in _in_order(OPERATIONS)]
         routes += [
-            Route("/openapi.json", self._openapi, methods=["GET"]),
-            Route("/healthz", self._healthz, methods=["GET"]),
-            Route("/readyz", self._readyz, methods=["GET"]),
-            Route("/metrics", self._metrics, methods=["GET"]),
+            *(
+                Route(path, _without_parameters(handler), methods=["GET"])
+                for path, handler in (
+                    ("/openapi.json", self._openapi),
+                    ("/healthz", self._healthz),
+                    ("/readyz", self._readyz),
+                    ("/metrics", self._metrics),
+                )
+            ),
             *console_routes(),
             report_route(server, self._tickets),
         ]
@@ -644,6 +649,16 @@ def _parameters(request: Request, kind: type[msgspec.Struct] | None) -> dict[str
             raise HTTPException(400, f"{name} must be a time such as 2026-11-16T12:00:00Z")
         given[name] = value
     return given
+
+
+def _without_parameters(
+    handler: Callable[[Request], Awaitable[Response]],
+) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        _parameters(request, None)
+        return await handler(request)
+
+    return endpoint
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 import * as api from "../api.js";
 import { add, el, emptyState, notice } from "../dom.js";
-import { count, duration, name, plural, size, time, visible } from "../format.js";
+import { count, duration, name, plural, protocolName, size, time, visible } from "../format.js";
 import { connectionLink, deadLettersOf, destinationLink, messageLink, toDeadLetter, toSearch } from "../links.js";
 import { bytesOfHex, facts, hexDump, nativeFields, outcomeTag, payloadView, propertiesView } from "../message_view.js";
 
@@ -50,7 +50,7 @@ function factsPanel(trace, message) {
     ["Destination", destinationLink(message.destination)],
     ["Accepted", time(message.time, { millis: true, day: true })],
     ["Kind", message.kind],
-    ["Protocol", visible(message.protocol ?? "")],
+    ["Protocol", protocolName(message.protocol)],
     ["Connection", message.connection ? connectionLink(message.connection) : null],
     ["User", message.principal ? name(message.principal) : null],
     ["Key", message.key ? name(message.key) : null],
@@ -110,7 +110,7 @@ function stepRow(step, after_ms, lasts_ms, left, width) {
   return el("li", {},
     el("span", { class: "after" }, el("time", { datetime: step.time, title: `${step.time} (UTC)` }, `+${duration(after_ms / 1000)}`)),
     el("div", { class: "what" }, outcomeTag(step.step), " ",
-      step.connection ? [el("span", { class: "tag" }, step.protocol), " ", connectionLink(step.connection), " "] : step.protocol ? [el("span", { class: "tag" }, step.protocol), " "] : null,
+      step.connection ? [el("span", { class: "tag" }, protocolName(step.protocol)), " ", connectionLink(step.connection), " "] : step.protocol ? [el("span", { class: "tag" }, protocolName(step.protocol)), " "] : null,
       destinationLink(step.destination),
       el("div", { class: "muted" }, joined([
         step.attempt ? `attempt ${step.attempt}` : null,
@@ -134,7 +134,7 @@ function framesPanel(trace) {
   }
   for (const frame of trace.frames) {
     const bytes = bytesOfHex(frame.hex);
-    panel.append(el("details", { class: "frame" }, el("summary", {}, outcomeTag(frame.step), " ", el("span", { class: "tag" }, frame.protocol), " ",
+    panel.append(el("details", { class: "frame" }, el("summary", {}, outcomeTag(frame.step), " ", el("span", { class: "tag" }, protocolName(frame.protocol)), " ",
       el("b", {}, visible(frame.frame || "frame")), ` ${frame.direction === "forward" ? "from the peer" : "to the peer"}, ${size(frame.length)} at offset ${count(frame.offset)}`),
       el("p", { class: "muted" }, "Connection ", connectionLink(frame.connection), " · ", time(frame.time, { millis: true }),
         frame.has_payload ? "" : " · the nearest frame in time: it does not have the payload as it is",
