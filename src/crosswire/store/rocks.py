@@ -270,7 +270,7 @@ class RocksStore(Store):
 
     def _report(self, damage: Damage) -> None:
         if self._closed:
-            # Whoever reads after the end must not leave a report of damage in the files.
+            # A reader that comes too late must not leave a report of damage in the files.
             raise StoreFailed("the store is closed")
         super()._report(damage)
         if damage.part == "tables" and self._compacts:
