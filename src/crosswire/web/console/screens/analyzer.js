@@ -95,7 +95,7 @@ async function showHeld(screen, root) {
     caption: "Your captures",
     rows: analyses,
     columns: [
-      { title: "File", cell: (row) => nameLink(toCapture(row.id), row.name || row.id) },
+      { title: "File", class: "keep", cell: (row) => nameLink(toCapture(row.id), row.name || row.id) },
       { title: "State", cell: (row) => el("span", { class: `tag ${STATES[row.state]}` }, row.state) },
       { title: "Frames", number: true, cell: (row) => (row.state === "ready" ? count(framesOf(row)) : "–") },
       { title: "Violations", number: true, cell: (row) => (row.violations

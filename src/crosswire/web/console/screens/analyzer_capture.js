@@ -44,7 +44,7 @@ async function present(screen, path, analysis, head) {
     screen.root.append(notice("bad", name(analysis.error)), el("p", {}, el("a", { href: "#/analyzer" }, "Analyze another file")));
     return;
   }
-  head.append(el("p", { class: "subtitle" }, `${totals(analysis)} · ${size(analysis.size_bytes)}`));
+  head.querySelector(".screen-title").append(el("p", { class: "subtitle" }, `${totals(analysis)} · ${size(analysis.size_bytes)}`));
   for (const note of analysis.notes) screen.root.append(notice("warn", name(note)));
   const { connections } = await api.get(`${path}/connections`, {}, screen.signal);
   const isEmpty = framesOf(analysis) === 0;
