@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -361,6 +362,16 @@ async def test_causes_of_dead_letters_are_grouped(web: WebHub) -> None:
 
 
 # Parameters and methods.
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+async def test_names_that_clients_take_for_steps_in_a_path(web: WebHub, name: str) -> None:
+    await web.produce(f"queue/{name}", "1")
+    status, body = await web.ask(f"GET /v1/queues/{name}%2F HTTP/1.1\nhost: localhost")
+    assert (status, json.loads(body)["name"]) == (200, name)
+    purge = f"POST /v1/queues/{name}%2F/purge HTTP/1.1\nhost: localhost"
+    status, _ = await web.ask(f"{purge}\ncontent-type: application/json", b"{}")
+    assert status == 200
 
 
 @pytest.mark.parametrize(

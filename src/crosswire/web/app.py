@@ -167,7 +167,7 @@ class App:
                     raise HTTPException(400, "this operation takes no body, or an empty object")
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return _failure(400, FailureResponse("invalid_request", str(error)))
-        path = dict(request.path_params)
+        path = {name: _whole(value) for name, value in request.path_params.items()}
         for given_in in (path, query, None if operation.checks_numbers else body):
             check_numbers(given_in)
         ask = OperationRequest(
@@ -649,6 +649,12 @@ def _parameters(request: Request, kind: type[msgspec.Struct] | None) -> dict[str
             raise HTTPException(400, f"{name} must be a time such as 2026-11-16T12:00:00Z")
         given[name] = value
     return given
+
+
+def _whole(value: object) -> object:
+    """A parameter of a path. The names `.` and `..` have a slash after them, which no name ends
+    with: browsers and other clients would take them for steps in the path, however encoded."""
+    return str(value)[:-1] if value in ("./", "../") else value
 
 
 def _without_parameters(
