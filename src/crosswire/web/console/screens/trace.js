@@ -8,6 +8,7 @@ import { bytesOfHex, facts, hexDump, nativeFields, outcomeTag, payloadView, prop
 
 const STEPS_SHOWN = 500;
 const ENDS = new Set(["settled", "refused", "returned", "expired", "answered", "failed", "dead", "dropped", "replayed"]);
+const GONE = new Set(["settled", "expired", "dropped", "replayed"]);
 const RELATIONS = {
   origin: "It was before", dead_letter: "It became the dead letter", sent_again_as: "It was sent again as", sent_again_from: "It was sent again from",
 };
@@ -19,7 +20,7 @@ export async function show(screen) {
   screen.heading(`Message ${id}`, {
     back: [["Messages", "#/messages"]],
     subtitle: message ? ["in ", destinationLink(message.destination)] : null,
-    actions: el("button", { type: "button", onclick: () => screen.reload() }, "Refresh"),
+    actions: [letterLink(trace), el("button", { type: "button", onclick: () => screen.reload() }, "Refresh")],
   });
   if (!trace.is_complete) screen.root.append(notice("warn", "There was no time to search everything. Refresh to continue."));
   add(screen.root,
@@ -31,6 +32,13 @@ export async function show(screen) {
       el("div", {}, message ? factsPanel(trace, message) : null,
         message ? el("section", { class: "panel" }, el("h2", {}, "Properties"), propertiesView(message.properties)) : null)),
     framesPanel(trace));
+}
+
+/** Of a dead letter that is still one: where it can be edited and sent again. */
+function letterLink(trace) {
+  const queue = trace.message ? deadLettersOf(trace.message.destination) : null;
+  if (queue === null || trace.steps.some((step) => GONE.has(step.step))) return null;
+  return el("a", { class: "button primary", href: toDeadLetter(queue, trace.id) }, "Edit or replay");
 }
 
 function linksPanel(trace) {
