@@ -137,7 +137,7 @@ function joined(parts) {
 function framesPanel(trace) {
   const panel = el("section", { class: "panel" }, el("h2", {}, "Bytes on the wire"));
   if (!trace.frames.length) {
-    panel.append(el("p", { class: "muted" }, "No recorded frame carried it: the tap records connections of the five protocols only, if it is on, and frames need the right to consume."));
+    panel.append(el("p", { class: "muted" }, "No recorded frame carried it: the tap records connections of the five protocols only, if it is on, a frame can be found some seconds after it passed, and frames need the right to consume."));
     return panel;
   }
   for (const frame of trace.frames) {
