@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from crosswire.cli.hub import Api
-from crosswire.errors import RequestFailed
+from crosswire.errors import ConnectFailed, RequestFailed
 from crosswire.pipeline.connector.address import HubAddress
 from tests.adversary.harness import (
     ATTEMPTS,
@@ -160,3 +160,46 @@ def test_plans_do_not_keep_a_hub_from_stopping(tmp_path: Path) -> None:
             each.join()
         # Two seconds are for goodbyes; without a limit it takes most of a minute.
         assert code == 0 and took_s < 15.0
+
+
+def test_requests_in_progress_end_before_the_store_is_closed(tmp_path: Path) -> None:
+    """SIGTERM while searches and reads of the log are in progress, one after the other."""
+    stopped = threading.Event()
+    broken: list[str] = []
+    with running(tmp_path) as target:
+        for _ in range(4):
+            post(target, [{"destination": "queue/q", "text": "x" * 1000}] * 5_000)
+        where = HubAddress(target.url, "", 0.0)
+        asked = {"destinations": ["queue/q"]}
+        planned = where.post("/v1/log/plan", asked)
+        names = ("node", "starts", "ends", "first", "behind")
+        body = asked | {name: planned[name] for name in names}
+
+        def search() -> None:
+            api(target).get("/v1/messages", text="nowhere", limit=1000)
+
+        def read() -> None:
+            for _ in where.batches("/v1/log/read", body):
+                pass
+
+        def repeat(act: Callable[[], None]) -> None:
+            while not stopped.is_set():
+                try:
+                    act()
+                except ConnectFailed:
+                    return
+                except RequestFailed as refused:
+                    if "stopping" not in str(refused):
+                        broken.append(str(refused))
+
+        asking = [threading.Thread(target=repeat, args=(act,)) for act in (search, read) * 3]
+        for each in asking:
+            each.start()
+        look(target)
+        code, log = target.hub.end(signal.SIGTERM)
+        stopped.set()
+        for each in asking:
+            each.join()
+    assert code == 0
+    assert broken == []
+    assert "damage" not in log and "Traceback" not in log, log

@@ -163,6 +163,19 @@ def test_many_letters_are_replayed_at_a_rate_with_progress(
     assert 0 < again < 12
 
 
+def test_the_newest_dead_letters_are_found_by_a_search(console: ConsolePage) -> None:
+    console.visit("/dead/orders")
+    console.page.get_by_role("link", name="Newest first").click()
+    destination = console.page.get_by_label("Destination", exact=True)
+    expect(destination).to_have_value("queue/orders/dead")
+    console.row("queue/orders/dead").first.get_by_role("link").first.click()
+    # From the message it is one click to its letter.
+    expect(console.page.locator("main h1")).to_have_text(re.compile("^Message [0-9]+$"))
+    console.page.get_by_role("link", name="Edit or replay").click()
+    expect(console.page.get_by_label(re.compile("^Payload"))).to_be_visible()
+    console.check()
+
+
 def test_a_live_tail_shows_what_is_accepted(console: ConsolePage, hub: RunningHub) -> None:
     page = console.page
     console.visit("/tail")

@@ -71,6 +71,22 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(open_console: Any) -> None:
     tab.check()
 
 
+def test_a_phone_sorts_lists_and_shows_the_current_tab(open_console: Any) -> None:
+    tab: ConsolePage = open_console(viewport={"width": 390, "height": 844})
+    tab.visit("/queues")
+    expect(tab.page.get_by_role("button", name="Messages", exact=True)).to_have_count(0)
+    tab.page.get_by_label("Sorted by").select_option(label="Dead letters")
+    expect(tab.page).to_have_url(re.compile("sort=dead"))
+    # In order of names a queue without any is the first.
+    expect(tab.page.locator("main tbody th").first).to_have_text(re.compile("orders|letters"))
+    tab.check()
+    tab.visit("/queues/orders?tab=policy")
+    current = tab.page.get_by_role("link", name="Policy and retries")
+    assert current.evaluate("each => each.getBoundingClientRect().right") <= 390
+    expect(tab.page.get_by_text("[queues.orders]")).to_be_visible()
+    tab.check()
+
+
 def test_a_screen_that_fails_leads_on(console: ConsolePage) -> None:
     console.visit("/queues/not-there")
     expect(console.page.get_by_text("there is no queue 'not-there'")).to_be_visible()

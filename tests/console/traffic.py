@@ -56,6 +56,7 @@ HOSTILE: Final = (
     "\u202eevil\u200fשלום",
     "per%20cent?and#hash&amp;",
     "'\"><script>alert(2)</script>",
+    "..",
 )
 """Names that a console could stumble over. The hub itself refuses control characters in names."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -208,6 +209,9 @@ class _Door:
     def close(self) -> None:
         self.calls.append("close")
 
+    async def end_requests(self, is_hurried: Callable[[], bool]) -> None:
+        self.calls.append("end_requests")
+
     async def finish(self) -> None:
         self.calls.append("finish")
 
@@ -228,6 +232,7 @@ async def test_a_stop_that_can_not_write_says_so_and_closes_all(tmp_path: Path) 
     with pytest.raises(StoreFull, match=r"it has stopped, but .*: there is no room on the disk"):
         await server.stop()
     assert door.calls[-1] == "finish"
+    assert door.calls.index("end_requests") > door.calls.index("close")
     again = Server(Config(data=str(tmp_path), listen=off))
     await again.start()
     await again.stop()

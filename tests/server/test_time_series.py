@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crosswire.server.statistics import until_next_sample
 from crosswire.server.time_series import TIERS, Measure, SeriesGroup
 
 SECOND, TEN, MINUTE = TIERS
@@ -51,3 +52,12 @@ def test_a_ring_has_the_last_points_and_nothing_else(
     for number, point in enumerate(points, first):
         is_kept = second - SECOND.points < number
         assert point == (known.get(number) if is_kept else None)
+
+
+@given(st.floats(0, 1e6), st.lists(st.floats(0, 0.49), min_size=1, max_size=200))
+def test_every_second_has_a_sample(begin: float, late_s: list[float]) -> None:
+    now, seconds = begin, []
+    for each in late_s:
+        now += until_next_sample(now) + each
+        seconds.append(int(now))
+    assert seconds == list(range(int(begin) + 1, int(begin) + 1 + len(late_s)))

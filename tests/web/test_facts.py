@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -363,13 +364,24 @@ async def test_causes_of_dead_letters_are_grouped(web: WebHub) -> None:
 # Parameters and methods.
 
 
+@pytest.mark.parametrize("name", [".", ".."])
+async def test_names_that_clients_take_for_steps_in_a_path(web: WebHub, name: str) -> None:
+    await web.produce(f"queue/{name}", "1")
+    status, body = await web.ask(f"GET /v1/queues/{name}%2F HTTP/1.1\nhost: localhost")
+    assert (status, json.loads(body)["name"]) == (200, name)
+    purge = f"POST /v1/queues/{name}%2F/purge HTTP/1.1\nhost: localhost"
+    status, _ = await web.ask(f"{purge}\ncontent-type: application/json", b"{}")
+    assert status == 200
+
+
 @pytest.mark.parametrize(
     "query", ["nonsense=1", "limit=1&limit=2", "sort=colour", "after=a", "contains=a&x"]
 )
 async def test_unknown_parameters_are_refused(web: WebHub, query: str) -> None:
     head = f"GET /v1/queues?{query} HTTP/1.1\nhost: localhost"
     assert (await web.ask(head))[0] == 400
-    assert (await web.ask("GET /v1/state?x=1 HTTP/1.1\nhost: localhost"))[0] == 400
+    for path in ("/v1/state", "/healthz", "/readyz", "/metrics", "/openapi.json"):
+        assert (await web.ask(f"GET {path}?x=1 HTTP/1.1\nhost: localhost"))[0] == 400
 
 
 async def test_a_wrong_method_comes_before_a_wrong_type(web: WebHub) -> None:

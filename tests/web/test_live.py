@@ -17,6 +17,8 @@ from crosswire.access import User
 from crosswire.client.native.emp import EmpClient
 from crosswire.config import LakeSettings, TapSettings
 from crosswire.hub.policies import TopicPolicy
+from crosswire.web.event_stream import EventBuffer
+from crosswire.web.stream_slots import StreamSlots
 from tests.web.conftest import StartWeb, WebHub
 
 ROOT = User(name="root", token="the-secret-of-root", administer=True)
@@ -247,3 +249,16 @@ async def test_frames_of_a_busy_connection_are_sampled(
                     pass
             stopping.set()
             await talking
+
+
+def test_streams_that_nobody_reads_share_their_memory() -> None:
+    slots = StreamSlots()
+    buffers = [EventBuffer(slots) for _ in range(60)]
+    for _ in buffers:
+        slots.enter("")
+    for buffer in buffers:
+        for _ in range(100):
+            buffer.put("message", "x" * 100_000)
+    assert all(buffer.is_full for buffer in buffers)
+    buffered = sum(len(chunk) for each in buffers for chunk in iter(each.take, b""))
+    assert buffered < 80 << 20

@@ -502,6 +502,20 @@ async def test_only_what_may_be_consumed_is_named(start_web: StartWeb) -> None:
     assert len((await web.get("/v1/log", token="the-secret-of-root"))["destinations"]) == 3
 
 
+async def test_names_come_in_pages(web: WebHub) -> None:
+    names = ["queue/a", "queue/a/dead", "queue/b", "topic/a", "topic/b"]
+    for name in reversed(names):
+        web.hub.target(name)
+    found: list[str] = []
+    cursor = ""
+    for _ in range(3):
+        page = await web.get("/v1/log", limit=2, cursor=cursor)
+        found += page["destinations"]
+        cursor = page["next"]
+    assert (found, cursor) == (names, "")
+    assert (await web.get("/v1/log", names="false"))["destinations"] == []
+
+
 @pytest.mark.parametrize(
     ("changes", "code"),
     [

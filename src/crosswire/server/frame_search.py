@@ -14,6 +14,8 @@ __all__ = ["CarryingFrame", "find_frame"]
 
 _SOUGHT_BYTES: Final = 65_536
 _NEAR_US: Final = 10_000_000
+_END_US: Final = 50_000
+"""A recording that ends earlier than this before a step does not have its frame yet."""
 
 
 class CarryingFrame(NamedTuple):
@@ -39,7 +41,8 @@ def find_frame(
     time_us: int,
     payload: bytes,
 ) -> CarryingFrame | None:
-    """The frame in a direction that carried a payload at about this time; None if there is none.
+    """The frame in a direction that carried a payload at about this time; None if there is none, or
+    it is not recorded yet.
 
     `is_whole`: the runs begin with the connection.
     """
@@ -69,4 +72,7 @@ def find_frame(
         shown = CarryingFrame(direction, first + row.offset, passed_us, row, data, has_payload)
         if best is None or (not has_payload, distance_us) < best[:2]:
             best = (not has_payload, distance_us, shown)
-    return None if best is None else best[2]
+    if best is None or (not best[2].has_payload and own[-1].time < time_us - _END_US):
+        # The nearest one would be that of another message.
+        return None
+    return best[2]

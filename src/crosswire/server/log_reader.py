@@ -143,6 +143,8 @@ class Log:
         self._shares: dict[str, asyncio.Semaphore] = {}
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
+        self.ends_streams = False
+        """Whether streams end after their next batch, in order: their clients continue there."""
 
     async def close(self) -> None:
         """Refuse further reads; when this returns, no thread uses the store any more."""
@@ -279,7 +281,7 @@ class Log:
         out = _Out(cursor.names)
         is_begun = False
         while cursor.position < cursor.end:
-            if is_begun and time.monotonic() >= ends_at:
+            if is_begun and (time.monotonic() >= ends_at or self.ends_streams):
                 break
             moment = self.moment()
             try:

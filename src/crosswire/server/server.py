@@ -111,8 +111,12 @@ class HttpListener(Protocol):
     def close(self) -> None:
         """Accept no more connections."""
 
+    async def end_requests(self, is_hurried: Callable[[], bool]) -> None:
+        """Wait for the requests in progress, a few seconds at most; the rest is refused. None of
+        them uses the store any more when this returns."""
+
     async def finish(self) -> None:
-        """Wait for the last responses, a second at most, and close the connections."""
+        """Wait for the last bytes of responses, a second at most, and close the connections."""
 
     def drop(self) -> None:
         """Close all connections now, and leave requests without a response."""
@@ -500,6 +504,8 @@ class Server:
         try:
             if self.replica is not None:
                 self.context.draining = True
+                if not self.is_leading:
+                    await self._end_requests()
                 await self.replica.stop()
             else:
                 await self._stop_hub()
@@ -530,9 +536,7 @@ class Server:
         # Peers that did not answer the goodbye in time.
         for gateway in list(self.context.gateways.values()):
             gateway.session.transport.abort()
-        if self.replica is None:
-            for listener in self.listeners.values():
-                listener.close()
+        await self._end_requests()
         self._stop_timers()
         # One turn of the loop: aborted transports report their end to the gateways, which release
         # consumers and record it, before the store is closed.
@@ -546,6 +550,18 @@ class Server:
                 await self._close_store()
             else:
                 await self._close_term(hand_over)
+
+    async def _end_requests(self) -> None:
+        """Have no request in progress, and with the end of the process no others: the store and
+        the threads that read it are closed next. A replica that goes on stays open for others."""
+        if self.log is not None:
+            self.log.ends_streams = True
+        listeners = [each for each in self.listeners.values() if not isinstance(each, Listener)]
+        if self.replica is None or self._is_stopping:
+            for listener in listeners:
+                listener.close()
+        for listener in listeners:
+            await listener.end_requests(lambda: self._hurried)
 
     async def _close_term(self, hand_over: Callable[[], Awaitable[None]]) -> None:
         """Commit what is left, and hand over. Nothing is appended after that."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from heapq import nlargest
 from itertools import islice
+from math import floor
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +28,7 @@ from crosswire.server.metrics import Histogram, Metrics
 from crosswire.server.time_series import Measure, SeriesGroup
 from crosswire.server.watchdog import Watchdog
 
-__all__ = ["Statistics"]
+__all__ = ["Statistics", "until_next_sample"]
 
 _SAMPLE_S: Final = 1.0
 _BUSIEST: Final = 64
@@ -79,6 +80,13 @@ _HUB: Final = (
     Measure("lake_bytes"),
     Measure("free_bytes"),
 )
+
+
+def until_next_sample(now: float) -> float:
+    """How long to wait for the middle of the next second: every second has a sample, unless it
+    comes half a second late. Waiting for a second each time would skip one now and then, since each
+    timer is a little late."""
+    return floor(now) + 1.5 * _SAMPLE_S - now
 
 
 class Statistics:
@@ -184,7 +192,8 @@ class Statistics:
 
     def _plan(self) -> None:
         if not self._is_stopped:
-            self._timer = asyncio.get_running_loop().call_later(_SAMPLE_S, self._tick)
+            wait_s = until_next_sample(self._source_now())
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._tick)
 
     def _tick(self) -> None:
         self._source.callbacks.run("statistics", self.sample, self._source_now())

@@ -269,6 +269,9 @@ class RocksStore(Store):
         return cast(rocksdict.WriteBatch, batch).size_in_bytes()
 
     def _report(self, damage: Damage) -> None:
+        if self._closed:
+            # A reader that comes too late must not leave a report of damage in the files.
+            raise StoreFailed("the store is closed")
         super()._report(damage)
         if damage.part == "tables" and self._compacts:
             # Merging a damaged table fails, and stops all writes with it.

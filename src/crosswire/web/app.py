@@ -7,7 +7,7 @@ import functools
 import inspect
 import ipaddress
 import resource
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Final
@@ -51,6 +51,7 @@ from crosswire.web.openapi import openapi
 from crosswire.web.replays import Replays
 from crosswire.web.report_page import report_route
 from crosswire.web.report_tickets import ReportTickets
+from crosswire.web.running_requests import RunningRequests
 from crosswire.web.stream_slots import StreamSlots
 from crosswire.web.times import is_time
 
@@ -63,6 +64,7 @@ _UPLOAD_S: Final = 120.0
 _NO_BODY_BYTES: Final = 1024
 _DIGITS: Final = 19
 _LAG_S: Final = 1.0
+_RETRY_S: Final = 5
 _TYPES: Final = {"json": JSON, "arrow": ARROW, "bytes": BYTES}
 _HEADERS: Final = {
     "cache-control": "no-store",
@@ -98,10 +100,15 @@ class App:
         self.analyses = HeldAnalyses(server)
         routes = [_route(self, *each) for each in _in_order(OPERATIONS)]
         routes += [
-            Route("/openapi.json", self._openapi, methods=["GET"]),
-            Route("/healthz", self._healthz, methods=["GET"]),
-            Route("/readyz", self._readyz, methods=["GET"]),
-            Route("/metrics", self._metrics, methods=["GET"]),
+            *(
+                Route(path, _without_parameters(handler), methods=["GET"])
+                for path, handler in (
+                    ("/openapi.json", self._openapi),
+                    ("/healthz", self._healthz),
+                    ("/readyz", self._readyz),
+                    ("/metrics", self._metrics),
+                )
+            ),
             *console_routes(),
             report_route(server, self._tickets),
         ]
@@ -110,14 +117,15 @@ class App:
             CrosswireError: _hub_failure,
             Exception: _internal_failure,
         }
-        self._app = _Guard(
+        application = _Guard(
             Starlette(routes=routes, exception_handlers=handlers),
             server,
         )
+        self.requests = RunningRequests(application, _refuse)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI's entry."""
-        await self._app(scope, receive, send)
+        await self.requests(scope, receive, send)
 
     async def perform(self, operation: Operation, request: Request) -> Response:
         """Authenticate and decode a request, run the operation, and encode its result.
@@ -159,7 +167,7 @@ class App:
                     raise HTTPException(400, "this operation takes no body, or an empty object")
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             return _failure(400, FailureResponse("invalid_request", str(error)))
-        path = dict(request.path_params)
+        path = {name: _whole(value) for name, value in request.path_params.items()}
         for given_in in (path, query, None if operation.checks_numbers else body):
             check_numbers(given_in)
         ask = OperationRequest(
@@ -643,6 +651,22 @@ def _parameters(request: Request, kind: type[msgspec.Struct] | None) -> dict[str
     return given
 
 
+def _whole(value: object) -> object:
+    """A parameter of a path. The names `.` and `..` have a slash after them, which no name ends
+    with: browsers and other clients would take them for steps in the path, however encoded."""
+    return str(value)[:-1] if value in ("./", "../") else value
+
+
+def _without_parameters(
+    handler: Callable[[Request], Awaitable[Response]],
+) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        _parameters(request, None)
+        return await handler(request)
+
+    return endpoint
+
+
 @functools.cache
 def _time_parameters(kind: type[msgspec.Struct] | None) -> frozenset[str]:
     """Parameters that are times: msgspec would take numbers for them, too."""
@@ -724,6 +748,14 @@ _NAMES: Final = {
     415: "wrong_type",
     503: "busy",
 }
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    """Of requests that the end of the hub does not wait for."""
+    failure = FailureResponse("busy", "the hub is stopping: retry when it runs again")
+    response = _failure(503, failure)
+    response.headers["retry-after"] = str(_RETRY_S)
+    await response(scope, receive, send)
 
 
 def _http_failure(_request: Request, error: Exception) -> Response:

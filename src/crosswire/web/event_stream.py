@@ -11,10 +11,10 @@ import msgspec
 
 from crosswire.errors import Forbidden
 from crosswire.web.contract import OperationRequest
+from crosswire.web.stream_slots import StreamSlots
 
 __all__ = ["EventBuffer", "stream_events"]
 
-_BUFFERED_BYTES: Final = 4 << 20
 _KEEP_ALIVE_S: Final = 10.0
 _AT_ONCE_BYTES: Final = 64 << 10
 
@@ -22,9 +22,11 @@ _encode: Final = msgspec.json.Encoder(enc_hook=str).encode
 
 
 class EventBuffer:
-    """Events that a client has not read yet. What does not fit is dropped, and counted."""
+    """Events that a client has not read yet. What does not fit into its part of the memory for all
+    streams is dropped, and counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, streams: StreamSlots) -> None:
+        self._streams = streams
         self._chunks: deque[bytes] = deque()
         self._size_bytes = 0
         self._lost = 0
@@ -35,7 +37,7 @@ class EventBuffer:
     @property
     def is_full(self) -> bool:
         """Whether the client reads too slowly for any more."""
-        return self._size_bytes >= _BUFFERED_BYTES
+        return self._size_bytes >= self._streams.room_bytes
 
     def put(self, event: str, data: object) -> None:
         """Add an event, unless the client reads too slowly."""

@@ -37,7 +37,7 @@ def watch_frames(ask: OperationRequest) -> Chunks:
     administrators may see frames, and users those of their own connections. Raises Forbidden,
     UnknownMessage, ServiceUnavailable."""
     gateway = find_connection(ask, ask.path["id"])
-    buffer = EventBuffer()
+    buffer = EventBuffer(ask.streams)
 
     def check() -> None:
         is_own = bool(ask.principal) and gateway.principal == ask.principal

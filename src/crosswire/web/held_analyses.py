@@ -134,6 +134,8 @@ class HeldAnalyses:
             if isinstance(error, OSError):
                 raise ServiceUnavailable(f"it can't be stored: {error.strerror}") from error
             raise
+        if held.id not in self._held:
+            raise ServiceUnavailable("the hub is stopping")
         held.state = "waiting"
         job = msgspec.structs.replace(
             job,

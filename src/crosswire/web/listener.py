@@ -11,6 +11,7 @@ import functools
 import logging
 import socket
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from copy import copy
 from typing import Any, ClassVar, Final
@@ -38,6 +39,8 @@ _REQUEST_S: Final = 30.0
 _KEEP_ALIVE_S: Final = 15
 _STALL_S: Final = 10.0
 _FINISH_S: Final = 1.0
+_REQUESTS_S: Final = 5.0
+"""How long a hub that stops waits for requests: most end within this time of their own."""
 _POLL_S: Final = 0.01
 _HEAD_BYTES: Final = 32 * 1024
 _FIRST_BYTES: Final = 512
@@ -110,17 +113,23 @@ class WebListener:
         if self._listening is not None:
             self._listening.close()
             self._listening = None
+        self.app.requests.close()
         self.app.replays.cancel_all()
         self.app.analyses.cancel_all()
         for connection in list(self._state.connections):
             connection.shutdown()
 
-    async def finish(self) -> None:
-        """Wait for the last responses, a second at most, and abort the connections.
+    async def end_requests(self, is_hurried: Callable[[], bool]) -> None:
+        """Wait for the requests in progress, a few seconds at most, unless `is_hurried`; what is
+        left of them is refused. None of them uses the store any more when this returns."""
+        for wake in list(self._server.context.on_reconfigured):
+            # Live streams, which end with the hub.
+            wake()
+        await self.app.requests.end(_REQUESTS_S, is_hurried)
+        await self.app.replays.finish()
 
-        To be called after the store is closed: requests that waited for a commit have their result
-        then.
-        """
+    async def finish(self) -> None:
+        """Wait for the last bytes of responses, a second at most, and abort the connections."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _FINISH_S
         while self._state.tasks and loop.time() < deadline:
@@ -164,6 +173,7 @@ class _HttpConnection(H11Protocol):
         # Requests find it in their state. Whom it identifies is judged for each of them.
         self.app_state["certificate"] = read_certificate(transport)
         self.app_state["refused"] = self._on_refused
+        self.app_state["abort"] = transport.abort
         self.app_state["identified"] = self._on_identified
         self.app_state["streaming"] = self._on_streaming
         self.app_state["stored"] = self._on_stored

@@ -45,7 +45,7 @@ def watch_events(ask: OperationRequest) -> Chunks:
     """Server-sent events: `trouble` for warnings and errors of the hub's log, `connected` and
     `disconnected`, and `state` when the hub's state changes. With `lost` it counts events that the
     client was too slow for, with `end` the stream ends. Raises Forbidden, ServiceUnavailable."""
-    buffer = EventBuffer()
+    buffer = EventBuffer(ask.streams)
 
     def begin() -> Callable[[], None]:
         watch = _HubWatch(ask.server, buffer)
@@ -192,7 +192,7 @@ def tail(ask: OperationRequest) -> Chunks:
     if not is_own_name:
         parse_pattern(query.destination)
     matches = predicate(query.filter)
-    buffer = EventBuffer()
+    buffer = EventBuffer(ask.streams)
 
     def begin() -> Callable[[], None]:
         return _Tail(ask, query.destination, matches, buffer).stop

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -12,6 +12,7 @@ from crosswire.server.log_reader import Log, LogRange, ReadPlan, ReadSplit
 from crosswire.server.log_selection import MOST_DESTINATIONS
 from crosswire.web.contract import Chunks, Operation, OperationRequest
 from crosswire.web.name_index import NAME_KINDS
+from crosswire.web.paging import ListQuery, cursor_of, read_cursor
 
 __all__ = ["LOG_OPERATIONS"]
 
@@ -19,18 +20,26 @@ _NAMES: Final = 250
 """Names that are looked at before it is checked whether the turn is over."""
 
 
-class NamesQuery(msgspec.Struct, frozen=True):
-    """Whether the names of destinations are listed."""
+class NamesQuery(ListQuery, frozen=True, kw_only=True):
+    """A page of the names of destinations."""
 
     names: bool = True
+    """Whether they are listed at all."""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
+    """How many the response has at most."""
 
 
-class Logs(msgspec.Struct, frozen=True):
-    """`latest` is the newest id that is on disk; `destinations` are those you may consume."""
+class Logs(msgspec.Struct, frozen=True, kw_only=True):
+    """What can be read in bulk."""
 
     node: str
+    """The hub whose ids these are."""
     latest: int
+    """The newest id that is on disk."""
     destinations: list[str]
+    """Those that you may consume, in order."""
+    next: str
+    """The cursor of the next page; empty after the last."""
 
 
 async def list_logs(ask: OperationRequest) -> Logs:
@@ -43,18 +52,33 @@ async def list_logs(ask: OperationRequest) -> Logs:
     if not (ask.is_observer or access.may_anywhere(ask.principal, "consume")):
         ask.server.context.count("forbidden", "http")
         raise Forbidden(f"{ask.principal} may not consume anything")
+    query: NamesQuery = ask.query
+    # Before the names: what is created meanwhile has later messages, and is found the next time.
+    latest = ask.hub.committed_id
     found: list[str] = []
-    if ask.query.names:
-        async with ask.work.turn() as turn:
-            for kind in NAME_KINDS:
-                names, last = await ask.work.index.names(ask.hub, kind, turn), ""
-                while some := names.after(last, _NAMES):
-                    last = some[-1]
-                    found += [name for name in some if _may(ask, name)]
-                    await turn.pause()
-            # Four sorted runs, which are merged.
-            found.sort()
-    return Logs(ask.hub.node, ask.hub.committed_id, found)
+    if query.names:
+        cursor: tuple[str] | None = read_cursor(query.cursor, tuple[str])
+        found = await _names_after(ask, "" if cursor is None else cursor[0], query.limit + 1)
+    page = found[: query.limit]
+    following = cursor_of(page[-1]) if len(found) > query.limit else ""
+    return Logs(node=ask.hub.node, latest=latest, destinations=page, next=following)
+
+
+async def _names_after(ask: OperationRequest, after: str, most: int) -> list[str]:
+    """The first names after this one that the principal may consume."""
+    found: list[str] = []
+    async with ask.work.turn() as turn:
+        for kind in NAME_KINDS:
+            names, last, number = await ask.work.index.names(ask.hub, kind, turn), after, 0
+            while number < most and (some := names.after(last, _NAMES)):
+                last = some[-1]
+                allowed = [name for name in some if _may(ask, name)]
+                number += len(allowed)
+                found += allowed
+                await turn.pause()
+    # Four sorted runs, which are merged.
+    found.sort()
+    return found[:most]
 
 
 async def plan(ask: OperationRequest) -> LogRange:

@@ -355,6 +355,7 @@ def _plain_paths() -> dict[str, Any]:
                 "parameters": [],
                 "responses": {
                     "200": {"description": summary, "content": content},
+                    "400": _failure(400),
                     **{str(status): _failure(status) for status in statuses},
                     "default": _failure(500),
                 },

@@ -241,3 +241,9 @@ class Replays:
         for replay in self._replays.values():
             if replay.task is not None:
                 replay.task.cancel()
+
+    async def finish(self) -> None:
+        """Wait for the ends of those that were cancelled."""
+        cancelled = [each.task for each in self._replays.values() if each.task is not None]
+        cancelled = [task for task in cancelled if task.cancelling()]
+        await asyncio.gather(*cancelled, return_exceptions=True)

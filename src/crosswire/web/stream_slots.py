@@ -1,4 +1,4 @@
-"""How many live streams there may be, of all users and of each."""
+"""How many live streams there may be, of all users and of each, and how much they may buffer."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ __all__ = ["StreamSlots"]
 
 _STREAMS: Final = 64
 _STREAMS_EACH: Final = 16
+_BUFFERED_BYTES: Final = 64 << 20
+_BUFFERED_EACH_BYTES: Final = 4 << 20
 
 
 class StreamSlots:
@@ -25,6 +27,12 @@ class StreamSlots:
         if self._open.total() >= _STREAMS or self._open[holder] >= most:
             raise ServiceUnavailable("there are too many live streams: close one, or retry later")
         self._open[holder] += 1
+
+    @property
+    def room_bytes(self) -> int:
+        """How much each of them may buffer for a client that does not read: with many of them less,
+        since clients that never read must not take the hub's memory."""
+        return min(_BUFFERED_EACH_BYTES, _BUFFERED_BYTES // max(self._open.total(), 1))
 
     def leave(self, holder: str) -> None:
         """One less."""

@@ -38,6 +38,8 @@ __all__ = [
 _log = logging.getLogger("crosswire.live")
 
 _SHOWN_RANGES: Final = 10
+_NAMES: Final = 10_000
+"""Names of destinations that are requested at once."""
 _CONTINUE: Final = "; set failOnDataLoss=false to continue without them"
 _RETRY_S: Final = 0.2
 _END: Final = "behind"
@@ -120,14 +122,24 @@ class HubLog:
 
         A regular expression is matched here, not in the hub: it may take exponential time.
         """
-        query = {"names": "false" if self._regex is None else "true"}
-        known = self._options.address.get("/v1/log", query)
+        known = self._options.address.get("/v1/log", {"names": "false"})
         chosen = list(self._options.destinations)
         if self._regex is not None:
-            chosen = [name for name in known["destinations"] if self._regex.fullmatch(name)]
+            # The end is from before: destinations that are created meanwhile begin after it.
+            chosen = [name for name in self._names() if self._regex.fullmatch(name)]
         if topics is not None:
             chosen = [each for each in sorted(topics) if _is_among(each, chosen)]
         return LogPosition(known["node"], known["latest"] + 1, chosen)
+
+    def _names(self) -> Iterator[str]:
+        """All destinations that the user may consume."""
+        cursor = ""
+        while True:
+            page = self._options.address.get("/v1/log", {"limit": _NAMES, "cursor": cursor})
+            yield from page["destinations"]
+            cursor = page["next"]
+            if not cursor:
+                return
 
     def plan(
         self, destinations: Sequence[str], *, end: int | None = None, **wanted: Any

@@ -29,9 +29,11 @@ export function setToken(value) {
   else sessionStorage.removeItem(TOKEN);
 }
 
-/** A path with a name in it, which may contain anything: apiPath("/v1/queues", "a/b", "purge"). */
+/** A path with a name in it, which may contain anything: apiPath("/v1/queues", "a/b", "purge"). The
+ * names `.` and `..`, which the browser would resolve, have a slash after them. */
 export function apiPath(base, ...parts) {
-  return [base, ...parts.map((each) => encodeURIComponent(String(each)))].join("/");
+  const encoded = (text) => encodeURIComponent(text === "." || text === ".." ? `${text}/` : text);
+  return [base, ...parts.map((each) => encoded(String(each)))].join("/");
 }
 
 function address(path, query) {

@@ -32,6 +32,18 @@ export function name(text, attributes = {}) {
     levels.map((level, index) => (index < levels.length - 1 ? [`${level}/`, el("wbr", {})] : level)));
 }
 
+/** The table of the configuration for a name: [queues."shop/orders"]. */
+export function settingsTable(section, text) {
+  return `[${section}.${/^[A-Za-z0-9_-]+$/.test(text) ? text : visible(JSON.stringify(text))}]`;
+}
+
+const PROTOCOLS = { emp: "EMP", emqp: "eMQP", relink: "Relink", epoxy: "Epoxy", micromsg2: "MicroMsg2", http: "HTTP" };
+
+/** A protocol as its specification writes it. */
+export function protocolName(protocol) {
+  return Object.hasOwn(PROTOCOLS, protocol ?? "") ? PROTOCOLS[protocol] : visible(protocol ?? "");
+}
+
 /** A link with a name of a peer as its text. */
 export function nameLink(href, text, attributes = {}) {
   return el("a", { href, ...attributes }, name(text));

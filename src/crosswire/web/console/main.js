@@ -168,7 +168,16 @@ async function show(route, params, query) {
   put(parts.main, root);
   parts.main.dataset.screen = location.hash;
   window.scrollTo(0, 0);
+  for (const tabs of root.querySelectorAll(".tabs")) showCurrentTab(tabs);
   if (!isFirst) root.querySelector("h1")?.focus({ preventScroll: true });
+}
+
+/** On narrow screens tabs are wider than the screen: the current one must be in sight. */
+function showCurrentTab(tabs) {
+  const current = tabs.querySelector("[aria-current]")?.getBoundingClientRect();
+  if (!current) return;
+  const frame = tabs.getBoundingClientRect();
+  tabs.scrollLeft += current.left + current.width / 2 - frame.left - frame.width / 2;
 }
 
 /** Where to go from a screen that could not be shown. */

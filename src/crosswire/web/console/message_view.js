@@ -2,7 +2,7 @@
 
 import { toast } from "./dialog.js";
 import { el } from "./dom.js";
-import { count, name, size, time, visible } from "./format.js";
+import { count, name, protocolName, size, time, visible } from "./format.js";
 import { connectionLink, destinationLink, messageLink } from "./links.js";
 import { plainTable } from "./table.js";
 
@@ -47,7 +47,7 @@ export function messageColumns(of = (row) => row, { destination = false, outcome
     outcome ? { title: "Outcome", cell: (row) => outcomeTag(outcome(row)) } : null,
     destination ? { title: "Destination", class: "keep", cell: (row) => destinationLink(of(row).destination) } : null,
     { title: "Payload", cell: (row) => preview(of(row)) },
-    { title: "From", hide: true, cell: (row) => [visible(of(row).protocol ?? ""), " ", of(row).connection ? connectionLink(of(row).connection) : name(of(row).principal ?? "")] },
+    { title: "From", hide: true, cell: (row) => [protocolName(of(row).protocol), " ", of(row).connection ? connectionLink(of(row).connection) : name(of(row).principal ?? "")] },
     { title: "Size", number: true, hide: true, cell: (row) => size(of(row).size_bytes) },
   ].filter(Boolean);
 }

@@ -26,8 +26,8 @@ export class Screen {
       : null;
     const shown = el("header", { class: "screen-head" }, crumbs,
       el("div", { class: "screen-title" }, el("h1", { tabindex: "-1" }, title),
-        actions ? el("div", { class: "actions" }, actions) : null),
-      subtitle ? el("p", { class: "subtitle" }, subtitle) : null);
+        subtitle ? el("p", { class: "subtitle" }, subtitle) : null,
+        actions ? el("div", { class: "actions" }, actions) : null));
     this.root.append(shown);
     return shown;
   }

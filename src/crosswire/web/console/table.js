@@ -75,6 +75,7 @@ export function serverTable(screen, spec) {
   let following = "";
   let loading = null;
   let isSearching = false;
+  let orderInput = null;
   let page = Number(screen.query[`${prefix}page`] ?? 1) || 1;
 
   const status = el("p", { class: "table-status", role: "status" });
@@ -106,7 +107,8 @@ export function serverTable(screen, spec) {
   }
 
   function filterControls() {
-    if (!filters.length && !spec.tools) return null;
+    const orders = columns.filter((column) => column.sort);
+    if (!filters.length && !spec.tools && orders.length < 2) return null;
     // By name, and without names in the form: a field called `contains` would hide a method of it.
     const inputs = new Map();
     const form = el("form", { class: "filters", role: "search", "aria-label": `Filter ${spec.caption}` });
@@ -120,6 +122,7 @@ export function serverTable(screen, spec) {
         apply();
       } }, "Clear"));
     }
+    if (orders.length > 1) form.append(orderField(orders));
     if (spec.tools) form.append(el("span", { class: "tools" }, spec.tools));
     function apply() {
       const changes = { cursor: "", page: "" };
@@ -129,6 +132,20 @@ export function serverTable(screen, spec) {
       change(changes);
     }
     return form;
+  }
+
+  /** On narrow screens, where rows are cards: there are no headers to press. */
+  function orderField(orders) {
+    const id = uniqueId("order");
+    orderInput = el("select", { id, onchange: () => sortBy(orderInput.value) },
+      orders.map((column) => el("option", { value: column.sort }, column.title)));
+    return el("div", { class: "field order" }, el("label", { for: id }, "Sorted by"), orderInput);
+  }
+
+  function sortBy(order) {
+    earlier.length = 0;
+    page = 1;
+    change({ sort: order === spec.sort ? "" : order, cursor: "", page: "" });
   }
 
   function filterField(filter, apply, inputs) {
@@ -224,11 +241,8 @@ export function serverTable(screen, spec) {
   function show() {
     const sorted = value("sort") || spec.sort;
     put(head, spec.actions ? el("th", { scope: "col", role: "columnheader", class: "tick" }, tickAll()) : null,
-      columns.map((column) => headerCell(column, sorted, (each) => {
-        earlier.length = 0;
-        page = 1;
-        change({ sort: each === spec.sort ? "" : each, cursor: "", page: "" });
-      })));
+      columns.map((column) => headerCell(column, sorted, sortBy)));
+    if (orderInput) orderInput.value = sorted;
     const focused = rememberFocus();
     put(body, rows.map((row) => tableRow(row)));
     focused?.();

@@ -2,7 +2,7 @@
 // connections alike. What is chosen is in the URL.
 
 import { el, put } from "../dom.js";
-import { count, timeText, visible } from "../format.js";
+import { count, protocolName, timeText, visible } from "../format.js";
 import { noDetail, showDetail } from "./frame_detail.js";
 import { virtualList } from "./virtual_list.js";
 
@@ -41,7 +41,7 @@ export function framesView(screen, { rows, more, detail, follow, withConnection,
       el("span", { class: `f-direction ${row.direction}`, title: `from the ${row.sender}` },
         el("span", { "aria-hidden": "true" }, isForward ? "→" : "←"),
         el("span", { class: "unseen" }, `from the ${visible(row.sender)}`)),
-      el("span", { class: "f-frame" }, el("span", { class: `protocol ${row.protocol}` }, row.protocol), " ",
+      el("span", { class: "f-frame" }, el("span", { class: `protocol ${row.protocol}` }, protocolName(row.protocol)), " ",
         row.violation ? el("b", {}, `✗ ${visible(row.violation.error)}`) : visible(row.frame)),
       el("span", { class: "f-destination" }, el("bdi", {}, visible(row.destination))),
       el("span", { class: "f-length" }, `${count(row.length)} B`),

@@ -7,13 +7,13 @@ import { name } from "../format.js";
 import { destinationLink, toUser } from "../links.js";
 
 const RIGHTS = [
-  ["produce", "send to a queue or topic (produce)"],
-  ["consume", "get messages of a queue or topic (consume)"],
-  ["call", "call a service (call)"],
-  ["serve", "serve a service (serve)"],
-  ["observe", "see state and names of everything (observe)"],
-  ["replicate", "fetch checkpoints, as replicas do (replicate)"],
-  ["administer", "do everything (administer)"],
+  ["produce", "produce: send to a queue or topic"],
+  ["consume", "consume: get messages of a queue or topic"],
+  ["call", "call: call a service"],
+  ["serve", "serve: answer calls of a service"],
+  ["observe", "observe: see state and names of everything"],
+  ["replicate", "replicate: fetch checkpoints, as replicas do"],
+  ["administer", "administer: do everything"],
 ];
 const OF_THE_HUB = ["observe", "replicate", "administer"];
 

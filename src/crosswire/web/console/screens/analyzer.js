@@ -3,7 +3,7 @@
 import * as api from "../api.js";
 import { openDialog } from "../dialog.js";
 import { el, emptyState, notice, put, uniqueId } from "../dom.js";
-import { ago, count, name, nameLink, plural, size, visible } from "../format.js";
+import { ago, count, name, nameLink, plural, protocolName, size, visible } from "../format.js";
 import { toFrames } from "../links.js";
 import { go, href } from "../router.js";
 import { plainTable, serverTable } from "../table.js";
@@ -95,12 +95,12 @@ async function showHeld(screen, root) {
     caption: "Your captures",
     rows: analyses,
     columns: [
-      { title: "File", cell: (row) => nameLink(toCapture(row.id), row.name || row.id) },
+      { title: "File", class: "keep", cell: (row) => nameLink(toCapture(row.id), row.name || row.id) },
       { title: "State", cell: (row) => el("span", { class: `tag ${STATES[row.state]}` }, row.state) },
       { title: "Frames", number: true, cell: (row) => (row.state === "ready" ? count(framesOf(row)) : "–") },
       { title: "Violations", number: true, cell: (row) => (row.violations
         ? el("a", { href: toCapture(row.id, { violations: "true" }), class: "bad-link" }, count(row.violations)) : "0") },
-      { title: "Protocols", cell: (row) => Object.keys(row.protocols).join(", ") || "–" },
+      { title: "Protocols", cell: (row) => Object.keys(row.protocols).map(protocolName).join(", ") || "–" },
       { title: "Size", number: true, cell: (row) => size(row.size_bytes) },
       { title: "Uploaded", cell: (row) => ago(row.created) },
       { title: "", cell: (row) => el("button", { type: "button", class: "quiet", onclick: () => remove(screen, root, row) }, "Remove",
@@ -143,12 +143,12 @@ function livePanel(screen) {
       keyOf: (row) => row.id,
       filters: [
         { name: "contains", label: "Id, address or client contains", wide: true },
-        { name: "protocol", label: "Protocol", options: [["", "any"], ...Object.keys(SENDERS).map((each) => [each, each])] },
+        { name: "protocol", label: "Protocol", options: [["", "any"], ...Object.keys(SENDERS).map((each) => [each, protocolName(each)])] },
       ],
       refresh_s: 5,
       columns: [
         { title: "Connection", sort: "id", cell: (row) => nameLink(toFrames(row.id), row.id, { class: "id" }) },
-        { title: "Protocol", cell: (row) => row.protocol },
+        { title: "Protocol", cell: (row) => protocolName(row.protocol) },
         { title: "Address", class: "nowrap", cell: (row) => name(row.address) },
         { title: "Client", hide: true, cell: (row) => name(row.client || "–") },
         { title: "User", class: "keep small", cell: (row) => name(row.principal || "–") },

@@ -4,7 +4,7 @@ import * as api from "../api.js";
 import { conversationChip, filterForm } from "../analyzer/filters.js";
 import { framesView } from "../analyzer/frames_view.js";
 import { el, emptyState, notice, put } from "../dom.js";
-import { count, name, plural, size, time } from "../format.js";
+import { count, name, plural, protocolName, size, time } from "../format.js";
 import { plainTable } from "../table.js";
 import { framesOf, totals } from "./analyzer.js";
 
@@ -44,7 +44,7 @@ async function present(screen, path, analysis, head) {
     screen.root.append(notice("bad", name(analysis.error)), el("p", {}, el("a", { href: "#/analyzer" }, "Analyze another file")));
     return;
   }
-  head.append(el("p", { class: "subtitle" }, `${totals(analysis)} · ${size(analysis.size_bytes)}`));
+  head.querySelector(".screen-title").append(el("p", { class: "subtitle" }, `${totals(analysis)} · ${size(analysis.size_bytes)}`));
   for (const note of analysis.notes) screen.root.append(notice("warn", name(note)));
   const { connections } = await api.get(`${path}/connections`, {}, screen.signal);
   const isEmpty = framesOf(analysis) === 0;
@@ -59,7 +59,7 @@ async function present(screen, path, analysis, head) {
 }
 
 function connectionsPanel(screen, connections, isOpen) {
-  const kinds = [...new Set(connections.map((each) => each.protocol || "unknown"))].join(", ");
+  const kinds = [...new Set(connections.map((each) => protocolName(each.protocol) || "unknown"))].join(", ");
   return el("details", { class: "panel more", open: isOpen },
     el("summary", {}, el("h2", {}, plural(connections.length, "connection")), el("span", {}, kinds ? ` ${kinds}` : "")),
     plainTable({
@@ -67,7 +67,7 @@ function connectionsPanel(screen, connections, isOpen) {
       rows: connections,
       columns: [
         { title: "No.", cell: (row) => count(row.number) },
-        { title: "Protocol", cell: (row) => row.protocol || el("span", { class: "muted" }, "unknown") },
+        { title: "Protocol", cell: (row) => protocolName(row.protocol) || el("span", { class: "muted" }, "unknown") },
         { title: "Client", cell: (row) => name(row.client || row.name) },
         { title: "Server", cell: (row) => name(row.server || "–") },
         { title: "Frames", number: true, cell: (row) => (row.frames
@@ -94,9 +94,9 @@ function frames(screen, path, analysis, connections) {
   const chip = el("div", {});
 
   const filters = filterForm(screen, [
-    { name: "protocol", label: "Protocol", options: [["", "any"], ...Object.entries(analysis.protocols).map(([each, number]) => [each, `${each} (${count(number)})`])] },
+    { name: "protocol", label: "Protocol", options: [["", "any"], ...Object.entries(analysis.protocols).map(([each, number]) => [each, `${protocolName(each)} (${count(number)})`])] },
     { name: "connection", label: "Connection", options: [["", "any"], ...connections.filter((each) => each.frames).map((each) => [String(each.number), `${each.number}: ${each.client || each.name}`])] },
-    { name: "frame", label: "Frame", options: [["", "any"], ...Object.entries(analysis.frames).map(([each, number]) => [each, `${each} (${count(number)})`])] },
+    { name: "frame", label: "Frame", options: [["", "any"], ...Object.entries(analysis.frames).map(([each, number]) => [each, `${protocolName(each)} (${count(number)})`])] },
     { name: "destination", label: "Destination contains" },
     { name: "text", label: "Text in fields or bytes", wide: true },
     { name: "violations", label: "Violations only", check: true },

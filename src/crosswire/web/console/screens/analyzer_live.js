@@ -4,7 +4,7 @@ import * as api from "../api.js";
 import { conversationChip, filterForm } from "../analyzer/filters.js";
 import { framesView } from "../analyzer/frames_view.js";
 import { el, notice, put } from "../dom.js";
-import { count, name, plural, visible } from "../format.js";
+import { count, name, plural, protocolName, visible } from "../format.js";
 import { connectionLink } from "../links.js";
 
 const MOST = 10_000;
@@ -20,7 +20,7 @@ export async function show(screen) {
     back: [["Protocol analyzer", "#/analyzer"]],
     actions: [el("label", { class: "check", for: "follow-frames" }, follow, " Scroll to new frames"), pause,
       el("button", { type: "button", class: "quiet", onclick: clear }, "Clear")],
-    subtitle: el("span", {}, state, " ", connection.protocol, " from ", name(connection.address),
+    subtitle: el("span", {}, state, " ", protocolName(connection.protocol), " from ", name(connection.address),
       connection.principal ? [" as ", name(connection.principal)] : "", " · ", connectionLink(id)),
   });
 

@@ -3,11 +3,11 @@
 import * as api from "../api.js";
 import { openDialog } from "../dialog.js";
 import { el, emptyState, notice, put, tile } from "../dom.js";
-import { ago, count, duration, name, rate, size, time, visible } from "../format.js";
+import { ago, count, duration, name, protocolName, rate, size, time, visible } from "../format.js";
 import { destinationLink, toFrames } from "../links.js";
 import { facts } from "../message_view.js";
 import { plainTable } from "../table.js";
-import { lasted, protocolName, userLink } from "./connections.js";
+import { lasted, userLink } from "./connections.js";
 
 export async function show(screen) {
   const { id } = screen.params;

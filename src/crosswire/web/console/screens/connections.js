@@ -2,12 +2,12 @@
 
 import * as api from "../api.js";
 import { el, emptyState } from "../dom.js";
-import { count, duration, name, nameLink, rate, size, time, timeText, visible } from "../format.js";
+import { count, duration, name, nameLink, protocolName, rate, size, time, timeText, visible } from "../format.js";
 import { connectionLink, toUser } from "../links.js";
 import { href } from "../router.js";
 import { serverTable } from "../table.js";
 
-const PROTOCOLS = [["", "any"], ["emp", "EMP"], ["emqp", "eMQP"], ["relink", "Relink"], ["epoxy", "Epoxy"], ["micromsg2", "MicroMsg2"]];
+export const PROTOCOLS = [["", "any"], ...["emp", "emqp", "relink", "epoxy", "micromsg2"].map((each) => [each, protocolName(each)])];
 const TABS = { open: "Open", closed: "Closed" };
 
 export async function show(screen) {
@@ -19,11 +19,6 @@ export async function show(screen) {
     el("nav", { class: "tabs", "aria-label": "Open or closed" }, Object.entries(TABS).map(([key, text]) =>
       el("a", { href: href("/connections", {}, { tab: key === "open" ? "" : key }), "aria-current": key === tab ? "page" : null }, text))),
     tab === "open" ? openTable(screen) : closedTable(screen));
-}
-
-/** The protocol as its specification writes it. */
-export function protocolName(protocol) {
-  return PROTOCOLS.find(([value]) => value === protocol)?.[1] ?? visible(protocol);
 }
 
 export function userLink(user) {

@@ -5,7 +5,7 @@ import { purgeDialog, replayDialog } from "../dead_acts.js";
 import { field, openDialog, toast } from "../dialog.js";
 import { diffView } from "../diff.js";
 import { el, emptyState, notice, put } from "../dom.js";
-import { name, time, visible } from "../format.js";
+import { name, protocolName, time, visible } from "../format.js";
 import { connectionLink, destinationLink, messageLink, toDeadLetters } from "../links.js";
 import { facts, nativeFields, payloadText, payloadView, propertiesView } from "../message_view.js";
 import { readPayload, readProperties } from "../publish.js";
@@ -38,7 +38,7 @@ export async function show(screen) {
         ["Accepted there", time(letter.origin_time, { day: true })],
         ["Died", time(message.time, { day: true })],
         ["Steps of the letter", messageLink(letter.id)],
-        ["Sent by", message.connection ? connectionLink(message.connection) : name(message.principal || message.protocol)],
+        ["Sent by", message.connection ? connectionLink(message.connection) : name(message.principal || protocolName(message.protocol))],
         ["Key", message.key ? name(message.key) : null],
         ["Correlation", message.correlation ? name(message.correlation) : null],
         ["Fields of its own protocol", nativeFields(message)],

@@ -4,7 +4,7 @@ import * as api from "../api.js";
 import { causeFilter, purgeDialog, replayDialog } from "../dead_acts.js";
 import { el, emptyState, notice, put } from "../dom.js";
 import { ago, count, name, plural, size, time } from "../format.js";
-import { connectionLink, messageLink, toDeadLetter, toDeadLetters, toQueue } from "../links.js";
+import { connectionLink, messageLink, toDeadLetter, toDeadLetters, toQueue, toSearch } from "../links.js";
 import { preview } from "../message_view.js";
 import { href } from "../router.js";
 import { plainTable, serverTable } from "../table.js";
@@ -69,6 +69,7 @@ function letters(screen, queue, mayAct) {
     rows: (page) => page.letters,
     limit: 25,
     filters: [{ name: "filter", label: "Property filter", placeholder: "price>N10", wide: true }],
+    tools: [el("a", { class: "button", href: toSearch({ destination: `queue/${queue}/dead`, outcome: "waiting" }) }, "Newest first")],
     actions: mayAct ? (chosen, done) => {
       const ids = chosen.map((row) => row.id);
       return [

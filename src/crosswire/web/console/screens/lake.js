@@ -18,7 +18,7 @@ export async function show(screen) {
   const [lake, disk, last] = await Promise.all([
     api.get("/v1/lake", {}, screen.signal), api.get("/v1/disk", {}, screen.signal), api.get("/v1/report", {}, screen.signal)]);
   showTiles(tiles, lake, disk);
-  report.append(reportView(screen, last));
+  report.append(reportView(screen, last, lake.path));
   screen.root.append(tiles, report,
     el("nav", { class: "tabs", "aria-label": "Parts of the lake" }, Object.entries(TABS).map(([key, text]) =>
       el("a", { href: href("/lake", {}, { tab: key === "tables" ? "" : key }), "aria-current": key === tab ? "page" : null }, text))),
@@ -35,9 +35,9 @@ function showTiles(tiles, lake, disk) {
     tile("Gaps", count(lake.tables.filter((each) => each.table === "gaps").reduce((sum, each) => sum + each.files, 0)), "files of what is missing", href("/lake", {}, { tab: "gaps" })));
 }
 
-function reportView(screen, last) {
+function reportView(screen, last, path) {
   const how = [el("p", {}, "The hub does not run the pipeline. Where it is run, write the page into the hub's data directory:"),
-    el("pre", { class: "payload", tabindex: "0", "aria-label": "Commands" }, `crosswire pipeline run --input LAKE --output tables\ncrosswire report --input tables --output ${visible(last.path)}`)];
+    el("pre", { class: "payload", tabindex: "0", "aria-label": "Commands" }, `crosswire pipeline run --input ${visible(path)} --output tables\ncrosswire report --input tables --output ${visible(last.path)}`)];
   if (!last.made) return el("div", {}, emptyState("There is no report yet."), how);
   const open = el("button", { type: "button", class: "primary", onclick: async () => {
     try {

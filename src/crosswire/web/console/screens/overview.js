@@ -2,7 +2,7 @@
 
 import * as api from "../api.js";
 import { el, emptyState, notice, put } from "../dom.js";
-import { count, duration, name, nameLink, plural, rate, short, size, time, visible } from "../format.js";
+import { count, duration, name, nameLink, plural, protocolName, rate, short, size, time, visible } from "../format.js";
 import { connectionLink, destinationLink, toDeadLetters, toQueue, toSubscription } from "../links.js";
 import { timeSeries } from "../plot.js";
 import { href } from "../router.js";
@@ -216,15 +216,26 @@ function eventsPanel(screen) {
 function eventLine(kind, data) {
   const line = (tag, ...children) => el("li", {}, time(data.time), " ", el("span", { class: `tag ${tag}` }, kind), " ", children);
   if (kind === "trouble") return line(data.level === "error" ? "bad" : "warn", name(data.text), " ", el("span", { class: "muted" }, name(fieldsText(data.fields))));
-  if (kind === "connected") return line("good", connectionLink(data.connection), ` ${data.protocol} from `, name(data.address));
-  if (kind === "disconnected") return line("", connectionLink(data.connection), ` ${data.protocol} from `, name(data.address), ": ", name(data.reason));
+  if (kind === "connected") return line("good", connectionLink(data.connection), ` ${protocolName(data.protocol)} from `, name(data.address));
+  if (kind === "disconnected") return line("", connectionLink(data.connection), ` ${protocolName(data.protocol)} from `, name(data.address), ": ", name(data.reason));
   if (kind === "lost") return el("li", {}, el("span", { class: "tag warn" }, "lost"), ` ${plural(data.events, "event")} came too fast to show.`);
   if (kind === "state") {
     const { time: at, ...changes } = data;
-    const text = Object.entries(changes).map(([key, value]) => `${key.replaceAll("_", " ")} ${Array.isArray(value) ? value.join(", ") || "none" : value}`).join(" · ");
-    return line("info", name(text));
+    return line("info", name(Object.entries(changes).map(([key, value]) => stateText(key, value)).join(" · ")));
   }
   return null;
+}
+
+const STATES = {
+  leading: ["leads", "is a standby"],
+  draining: ["is about to stop", "takes work"],
+  has_room: ["has room on the disk", "has no room on the disk"],
+};
+
+function stateText(key, value) {
+  if (Object.hasOwn(STATES, key)) return STATES[key][value ? 0 : 1];
+  const text = Array.isArray(value) ? value.join(", ") || "none" : value;
+  return `${key.replaceAll("_", " ")}: ${text}`;
 }
 
 function fieldsText(fields) {

@@ -3,7 +3,7 @@
 import * as api from "../api.js";
 import { openDialog } from "../dialog.js";
 import { el, emptyState, put, tile } from "../dom.js";
-import { count, duration, name, plural, rate, short, size, time, visible } from "../format.js";
+import { count, duration, name, plural, protocolName, rate, settingsTable, short, size, time } from "../format.js";
 import { connectionLink, toDeadLetters, toQueue, toSearch, toTail } from "../links.js";
 import { facts, messageColumns } from "../message_view.js";
 import { timeSeries } from "../plot.js";
@@ -113,7 +113,7 @@ export async function show(screen) {
       empty: emptyState("Nobody consumes this queue.", "Subscribe a program, or try ", el("code", {}, "crosswire sub ", name(destination)), "."),
       columns: [
         { title: "Connection", cell: (row) => connectionLink(row.connection) },
-        { title: "Protocol", cell: (row) => visible(row.protocol) },
+        { title: "Protocol", cell: (row) => protocolName(row.protocol) },
         { title: "User", cell: (row) => name(row.principal || "–") },
         { title: "Holds", number: true, cell: (row) => count(row.held) },
         { title: "Takes more", number: true, cell: (row) => count(row.free) },
@@ -139,7 +139,7 @@ export async function show(screen) {
         ["Longest delay", duration(retry.longest_delay_s)],
         ["Jitter", `${Math.round(retry.jitter * 100)} %`],
         ["Lease", retry.lease_s ? duration(retry.lease_s) : "as long as the connection lives"],
-      ]), el("p", { class: "muted" }, "Set in the configuration, in ", el("code", {}, `[queues.NAME]`), ".")));
+      ]), el("p", { class: "muted" }, "Set in the configuration, in ", el("code", {}, settingsTable("queues", queue)), ".")));
   }
 
   // What can be done.

@@ -2,7 +2,7 @@
 
 import * as api from "../api.js";
 import { el, emptyState } from "../dom.js";
-import { count, duration, name, plural, rate, visible } from "../format.js";
+import { count, duration, name, plural, protocolName, rate } from "../format.js";
 import { connectionLink, toSearch } from "../links.js";
 import { serverTable } from "../table.js";
 
@@ -35,7 +35,7 @@ export async function show(screen) {
 function providers(row) {
   if (!row.providers.length) return el("span", { class: "muted" }, "hidden");
   const list = el("ul", { class: "plain-list" }, row.providers.map((each) => el("li", {}, connectionLink(each.connection), " ",
-    el("span", { class: "muted" }, `${visible(each.protocol)}${each.principal ? ", " : ""}`, each.principal ? name(each.principal) : null,
+    el("span", { class: "muted" }, `${protocolName(each.protocol)}${each.principal ? ", " : ""}`, each.principal ? name(each.principal) : null,
       `, ${plural(each.calls, "call")} in progress, takes ${count(each.free)} more`))));
   if (row.providers.length <= 2) return list;
   return el("details", {}, el("summary", {}, plural(row.providers.length, "provider")), list);

@@ -3,7 +3,7 @@
 import * as api from "../api.js";
 import { openDialog } from "../dialog.js";
 import { el, emptyState, put, tile } from "../dom.js";
-import { ago, count, duration, name, plural, rate, short, time, visible } from "../format.js";
+import { ago, count, duration, name, plural, protocolName, rate, short, time } from "../format.js";
 import { connectionLink, messageLink, toDeadLetters, toUser } from "../links.js";
 import { facts } from "../message_view.js";
 import { timeSeries } from "../plot.js";
@@ -54,7 +54,7 @@ export async function show(screen) {
       empty: emptyState("Nobody consumes it now.", "What comes waits until a program subscribes with this name again."),
       columns: [
         { title: "Connection", cell: (each) => connectionLink(each.connection) },
-        { title: "Protocol", cell: (each) => visible(each.protocol) },
+        { title: "Protocol", cell: (each) => protocolName(each.protocol) },
         { title: "User", cell: (each) => name(each.principal || "–") },
         { title: "Holds", number: true, cell: (each) => count(each.held) },
         { title: "Takes more", number: true, cell: (each) => count(each.free) },

@@ -2,7 +2,7 @@
 
 import * as api from "../api.js";
 import { el, emptyState, notice, put, uniqueId } from "../dom.js";
-import { count, name, plural, time } from "../format.js";
+import { count, name, plural, protocolName, time } from "../format.js";
 import { connectionLink, destinationLink, messageLink } from "../links.js";
 import { payloadView, preview, propertiesView } from "../message_view.js";
 import { publishDialog } from "../publish.js";
@@ -94,12 +94,12 @@ function watch(screen, destination, filter) {
 function entry(message) {
   const opened = el("div", { class: "opened" });
   const details = el("details", {}, el("summary", {}, time(message.time, { millis: true }), el("span", { class: "id" }, String(message.id)),
-    el("span", { class: "muted" }, name([message.protocol, message.principal].filter(Boolean).join(" · "))), preview(message)), opened);
+    el("span", { class: "muted" }, name([protocolName(message.protocol), message.principal].filter(Boolean).join(" · "))), preview(message)), opened);
   // Made when it is opened: a tail may show hundreds.
   details.addEventListener("toggle", () => {
     if (!details.open || opened.childElementCount) return;
     put(opened, el("p", {}, "Message ", messageLink(message.id), " to ", destinationLink(message.destination), " by ",
-      message.protocol ?? "", " ", message.connection ? connectionLink(message.connection) : ""), payloadView(message), propertiesView(message.properties));
+      protocolName(message.protocol), " ", message.connection ? connectionLink(message.connection) : ""), payloadView(message), propertiesView(message.properties));
   });
   return el("li", {}, details);
 }

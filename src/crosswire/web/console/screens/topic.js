@@ -3,7 +3,7 @@
 import * as api from "../api.js";
 import { openDialog } from "../dialog.js";
 import { el, emptyState, put, tile } from "../dom.js";
-import { count, duration, name, rate, short, size } from "../format.js";
+import { count, duration, name, rate, settingsTable, short, size } from "../format.js";
 import { toSearch, toTail, toTopic } from "../links.js";
 import { facts, messageColumns } from "../message_view.js";
 import { timeSeries } from "../plot.js";
@@ -87,7 +87,7 @@ export async function show(screen) {
       ["Deleted by retention", detail.reclaimed ? `up to message ${detail.reclaimed}` : "nothing yet"],
       ["A subscriber that is too slow", rules.slow === "lag" ? "lags behind" : "is disconnected"],
       ["In the ledger", rules.durable ? null : rules.ledger === "counts" ? "one row for each message" : "one row for each delivery"],
-    ]), el("p", { class: "muted" }, "Set in the configuration, in ", el("code", {}, "[topics.NAME]"), "."));
+    ]), el("p", { class: "muted" }, "Set in the configuration, in ", el("code", {}, settingsTable("topics", topic)), "."));
   }
 
   function actions() {

@@ -2,12 +2,13 @@
 
 import * as api from "../api.js";
 import { add, el, emptyState, notice } from "../dom.js";
-import { count, duration, name, plural, size, time, visible } from "../format.js";
+import { count, duration, name, plural, protocolName, size, time, visible } from "../format.js";
 import { connectionLink, deadLettersOf, destinationLink, messageLink, toDeadLetter, toSearch } from "../links.js";
 import { bytesOfHex, facts, hexDump, nativeFields, outcomeTag, payloadView, propertiesView } from "../message_view.js";
 
 const STEPS_SHOWN = 500;
 const ENDS = new Set(["settled", "refused", "returned", "expired", "answered", "failed", "dead", "dropped", "replayed"]);
+const GONE = new Set(["settled", "expired", "dropped", "replayed"]);
 const RELATIONS = {
   origin: "It was before", dead_letter: "It became the dead letter", sent_again_as: "It was sent again as", sent_again_from: "It was sent again from",
 };
@@ -19,7 +20,7 @@ export async function show(screen) {
   screen.heading(`Message ${id}`, {
     back: [["Messages", "#/messages"]],
     subtitle: message ? ["in ", destinationLink(message.destination)] : null,
-    actions: el("button", { type: "button", onclick: () => screen.reload() }, "Refresh"),
+    actions: [letterLink(trace), el("button", { type: "button", onclick: () => screen.reload() }, "Refresh")],
   });
   if (!trace.is_complete) screen.root.append(notice("warn", "There was no time to search everything. Refresh to continue."));
   add(screen.root,
@@ -31,6 +32,13 @@ export async function show(screen) {
       el("div", {}, message ? factsPanel(trace, message) : null,
         message ? el("section", { class: "panel" }, el("h2", {}, "Properties"), propertiesView(message.properties)) : null)),
     framesPanel(trace));
+}
+
+/** Of a dead letter that is still one: where it can be edited and sent again. */
+function letterLink(trace) {
+  const queue = trace.message ? deadLettersOf(trace.message.destination) : null;
+  if (queue === null || trace.steps.some((step) => GONE.has(step.step))) return null;
+  return el("a", { class: "button primary", href: toDeadLetter(queue, trace.id) }, "Edit or replay");
 }
 
 function linksPanel(trace) {
@@ -50,7 +58,7 @@ function factsPanel(trace, message) {
     ["Destination", destinationLink(message.destination)],
     ["Accepted", time(message.time, { millis: true, day: true })],
     ["Kind", message.kind],
-    ["Protocol", visible(message.protocol ?? "")],
+    ["Protocol", protocolName(message.protocol)],
     ["Connection", message.connection ? connectionLink(message.connection) : null],
     ["User", message.principal ? name(message.principal) : null],
     ["Key", message.key ? name(message.key) : null],
@@ -110,7 +118,7 @@ function stepRow(step, after_ms, lasts_ms, left, width) {
   return el("li", {},
     el("span", { class: "after" }, el("time", { datetime: step.time, title: `${step.time} (UTC)` }, `+${duration(after_ms / 1000)}`)),
     el("div", { class: "what" }, outcomeTag(step.step), " ",
-      step.connection ? [el("span", { class: "tag" }, step.protocol), " ", connectionLink(step.connection), " "] : step.protocol ? [el("span", { class: "tag" }, step.protocol), " "] : null,
+      step.connection ? [el("span", { class: "tag" }, protocolName(step.protocol)), " ", connectionLink(step.connection), " "] : step.protocol ? [el("span", { class: "tag" }, protocolName(step.protocol)), " "] : null,
       destinationLink(step.destination),
       el("div", { class: "muted" }, joined([
         step.attempt ? `attempt ${step.attempt}` : null,
@@ -129,12 +137,12 @@ function joined(parts) {
 function framesPanel(trace) {
   const panel = el("section", { class: "panel" }, el("h2", {}, "Bytes on the wire"));
   if (!trace.frames.length) {
-    panel.append(el("p", { class: "muted" }, "No recorded frame carried it: the tap records connections of the five protocols only, if it is on, and frames need the right to consume."));
+    panel.append(el("p", { class: "muted" }, "No recorded frame carried it: the tap records connections of the five protocols only, if it is on, a frame can be found some seconds after it passed, and frames need the right to consume."));
     return panel;
   }
   for (const frame of trace.frames) {
     const bytes = bytesOfHex(frame.hex);
-    panel.append(el("details", { class: "frame" }, el("summary", {}, outcomeTag(frame.step), " ", el("span", { class: "tag" }, frame.protocol), " ",
+    panel.append(el("details", { class: "frame" }, el("summary", {}, outcomeTag(frame.step), " ", el("span", { class: "tag" }, protocolName(frame.protocol)), " ",
       el("b", {}, visible(frame.frame || "frame")), ` ${frame.direction === "forward" ? "from the peer" : "to the peer"}, ${size(frame.length)} at offset ${count(frame.offset)}`),
       el("p", { class: "muted" }, "Connection ", connectionLink(frame.connection), " · ", time(frame.time, { millis: true }),
         frame.has_payload ? "" : " · the nearest frame in time: it does not have the payload as it is",

@@ -1,7 +1,7 @@
 // Users of the configuration and their rights, without secrets.
 
 import * as api from "../api.js";
-import { el, emptyState, notice, put } from "../dom.js";
+import { el, emptyState } from "../dom.js";
 import { count, name } from "../format.js";
 import { href } from "../router.js";
 import { serverTable } from "../table.js";
@@ -14,13 +14,10 @@ export async function show(screen) {
     subtitle: screen.session.administer ? null : "Yourself: seeing others needs the right to administer.",
     actions: el("a", { class: "button", href: "#/access" }, "Why is this forbidden?"),
   });
-  const above = el("div", {});
-  screen.root.append(above, serverTable(screen, {
+  screen.root.append(serverTable(screen, {
     caption: "Users",
     load: (query, signal) => api.get("/v1/users", query, signal),
     rows: (page) => page.users,
-    loaded: (page) => put(above, page.open
-      ? notice("warn", "No user is configured: everybody who can connect may do everything. Add ", el("code", {}, "[[users]]"), " to the configuration, with a hash from ", el("code", {}, "crosswire user token"), ".") : null),
     sort: "name",
     filters: [{ name: "contains", label: "Name contains", wide: true }],
     columns: [
@@ -33,7 +30,7 @@ export async function show(screen) {
     ],
     empty: (isFiltered) => (isFiltered
       ? emptyState("No user matches.", el("a", { href: "#/users" }, "Show all users"))
-      : emptyState("There are no users.", "Without users everybody who can connect may do everything.")),
+      : emptyState("There are no users.", "Everybody who can connect may do everything. Add ", el("code", {}, "[[users]]"), " to the configuration, with a hash from ", el("code", {}, "crosswire user token"), ".")),
   }));
 }
 
