@@ -43,8 +43,11 @@ TIMEKEEPING = frozenset(
         "Activity.begin",
         "CommitPath._sync_soon",
         "LakeFeed._run",
-        "Server._run_timers",
-        "Server._keep_time",
+        "Timekeeper._check_memory",
+        "Timekeeper._check_newcomers",
+        "Timekeeper._close_idle",
+        "Timekeeper._keep_time",
+        "Timekeeper._run_timers",
         "Watchdog._run",
         "Watchdog.check",
     }

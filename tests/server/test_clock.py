@@ -14,7 +14,7 @@ from crosswire.errors import CallTimeout, InvalidSchedule
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.schedules import Schedule
 from crosswire.hub.wall import Clock
-from crosswire.server import server as server_module
+from crosswire.server import timekeeper
 from crosswire.server.server import Server
 from crosswire.store.contract import StoreLimits
 from tests.gateways.conftest import StartServer
@@ -92,7 +92,7 @@ async def test_messages_are_stamped_with_the_clock_as_it_was_set(start_server: S
 async def test_a_turn_that_raises_does_not_stop_the_clock(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "_AFTER_FAILURE_S", 0.01)
+    monkeypatch.setattr(timekeeper, "_AFTER_FAILURE_S", 0.01)
     follow, calls = server.hub.follow_wall, []
 
     def fail(wall: float, now: float) -> None:

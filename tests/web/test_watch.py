@@ -19,17 +19,18 @@ async def readiness(web: WebHub) -> tuple[int, list[str], list[str]]:
 async def test_a_clock_that_stands_still_is_not_ready(web: WebHub) -> None:
     assert (await readiness(web))[:2] == (200, [])
     server = web.server
-    assert server._timer is not None and server.watchdog._beat_at is not None
-    server._timer.cancel()
-    server._timer = None
-    server._timer_at -= 60
+    timekeeper = server.timekeeper
+    assert timekeeper._timer is not None and server.watchdog._beat_at is not None
+    timekeeper._timer.cancel()
+    timekeeper._timer = None
+    timekeeper._timer_at -= 60
     server.watchdog._beat_at -= 60
     server.hub.call_at(server.context.now() - 30, lambda _now: None)
     status, reasons, _ = await readiness(web)
     assert status == 503
     assert reasons[0].startswith("timers have not run for 6")
     assert reasons[1].startswith("timers are late by 3")
-    server._keep_time()
+    timekeeper._keep_time()
     status, reasons, notes = await readiness(web)
     assert (status, reasons) == (200, [])
     assert notes and "event loop" in notes[0]
@@ -40,7 +41,7 @@ async def test_a_jump_is_noted_but_the_hub_is_ready(start_web: StartWeb) -> None
     ahead = [0.0]
     web = await start_web(clock=Clock(wall=lambda: time.time() + ahead[0]))
     ahead[0] = 40 * 86_400.0
-    web.server._run_timers()
+    web.server.timekeeper._run_timers()
     status, _, notes = await readiness(web)
     assert status == 200
     assert "jumped by +3456000 s" in notes[0]

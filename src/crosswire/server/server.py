@@ -1,4 +1,4 @@
-"""The server: opens store, hub, lake and listeners; runs timers; reloads, drains and stops."""
+"""The server: opens store, hub, lake and listeners; reloads, drains and stops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import Final, Protocol
 import msgspec
 
 from crosswire.access import Access
-from crosswire.budget import trim_memory
 from crosswire.commitlog.contract import CommitLog, ReplicatedLog
 from crosswire.commitlog.leader import LeaderLog
 from crosswire.config import Address, Config
@@ -30,17 +29,17 @@ from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.payloads import Schemas
 from crosswire.gateways.slots import PassingSockets
 from crosswire.hub.hub import Hub
-from crosswire.hub.policies import HubConfig
 from crosswire.hub.wall import Clock
 from crosswire.lake.writer import LakeWriter
 from crosswire.listeners import HTTP_LISTENERS, PLAIN_LISTENERS
 from crosswire.logs import log_event
-from crosswire.resources import memory_limit_bytes, raise_file_limit
+from crosswire.resources import raise_file_limit
 from crosswire.server import store_opening as _stores
 from crosswire.server.checkpoint_fetch import CheckpointFetch
 from crosswire.server.checkpoints import Checkpoints
 from crosswire.server.configured_schedules import follow_schedules
 from crosswire.server.exposure import refuse_exposures
+from crosswire.server.hub_settings import hub_config
 from crosswire.server.lake_encoder import LakeEncoder
 from crosswire.server.lake_feed import STEP_NAMES, LakeFeed, note_absence
 from crosswire.server.lake_identity import check_lake, claim_lake
@@ -53,6 +52,7 @@ from crosswire.server.revocation import revoke
 from crosswire.server.standby_hub import StandbyHub
 from crosswire.server.statistics import Statistics
 from crosswire.server.tap_feed import TapFeed, has_spool
+from crosswire.server.timekeeper import Timekeeper
 from crosswire.server.tls import RenewableContext, server_context
 from crosswire.server.watchdog import Watchdog
 from crosswire.store.contract import Store
@@ -64,18 +64,7 @@ __all__ = ["GATEWAYS", "HttpListener", "Server"]
 _log = logging.getLogger("crosswire.server")
 
 _POLL_S: Final = 0.02
-_TICK_S: Final = 0.1
-_AFTER_FAILURE_S: Final = 1.0
-_TRIM_BYTES: Final = 32 << 20
-"""When peers hold this much less than before, the allocator gives its free pages back."""
-_IDLE_CHECK_S: Final = 10.0
 _GOODBYE_S: Final = 2.0
-_WINDOWS_PART: Final = 4
-"""Queues and subscriptions together keep messages in memory up to this part of the limit."""
-_SCHEDULES_PART: Final = 8
-"""Messages of schedules, which are kept in memory, have up to this part of the limit."""
-_CALLS_PART: Final = 4
-"""Calls in progress have up to this part of the limit."""
 _OWN_FILES: Final = 1_024
 """Files that are open beside connections: those of store and lake, and listeners."""
 _RESTART: Final = ("data", "emqp", "insecure", "lake", "listen", "replication", "store")
@@ -170,13 +159,9 @@ class Server:
         if config.tls is not None:
             self._tls = RenewableContext(ssl.PROTOCOL_TLS_SERVER)
             self._tls.current = server_context(config.tls)
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
         self._hurried = False
         self._is_stopping = False
-        self._idle_at = 0.0
-        self._most_held_bytes = 0
-        self._standby_hub = StandbyHub(lambda: _hub_config(self.config), self.clock.now)
+        self._standby_hub = StandbyHub(lambda: hub_config(self.config), self.clock.now)
         self._lake: LakeFeed | None = None
         self._tap: TapFeed | None = None
         self.log: Log | None = None
@@ -289,7 +274,7 @@ class Server:
         try:
             hub = Hub(
                 store,
-                _hub_config(config),
+                hub_config(config),
                 now=now,
                 random=random.Random(random.getrandbits(64)),
                 clock=clock,
@@ -314,6 +299,7 @@ class Server:
             gateways = {each.protocol: each for each in map(_gateway, names)}
             sources = [each.leftovers for each in gateways.values()]
             self.leftovers = LeftoverCheck(self.context, sources)
+            self.timekeeper = Timekeeper(hub, self.context, self.clock, self.watchdog)
         except BaseException:
             hub.commits.abandon()
             store.close()
@@ -343,11 +329,7 @@ class Server:
             raise
         self.leftovers.start()
         self.started_at = now
-        hub.on_earlier_deadline(self._advance_timer)
-        self._timer_at = asyncio.get_running_loop().time()
-        self.watchdog.start()
-        hub.turns.on_turn = self.watchdog.turns.add
-        self._keep_time()
+        self.timekeeper.start()
         if self._http is not None:
             # Only the API shows them.
             self.statistics.start()
@@ -581,10 +563,7 @@ class Server:
                     del self.listeners[name]
 
     def _stop_timers(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self.watchdog.stop()
+        self.timekeeper.stop()
         self.leftovers.stop()
         self.statistics.stop()
 
@@ -634,7 +613,7 @@ class Server:
             context.authorities = self._tls.current.authorities
         if self._hub is not None:
             follow_schedules(self.hub, config.schedules, self.context.now())
-            self._hub.reconfigure(_hub_config(config))
+            self._hub.reconfigure(hub_config(config))
         self._schemas = schemas
         self.config, self.configured = config, configured
         self.waiting_for_restart = sorted(waiting)
@@ -644,58 +623,6 @@ class Server:
         names = self.listeners.keys() - set(HTTP_LISTENERS)
         revoke(context, before, {_gateway(name) for name in names})
         return self.waiting_for_restart
-
-    # Timers.
-
-    def _advance_timer(self) -> None:
-        """Run timers earlier: a new deadline is before the next run."""
-        loop, deadline = asyncio.get_running_loop(), self.hub.next_deadline()
-        if self._timer is None or deadline is None:
-            return
-        wait = max(deadline - self.context.now(), 0.0)
-        if loop.time() + wait < self._timer_at:
-            self._timer.cancel()
-            self._set_timer(wait)
-
-    def _keep_time(self) -> None:
-        """Run the hub's timers at their deadlines, and at least every tenth of a second, in which
-        the watchdog and the wall clock are checked."""
-        self._timer = None
-        loop = asyncio.get_running_loop()
-        self.hub.turns.enter()
-        self.watchdog.beat(max(loop.time() - self._timer_at, 0.0))
-        shortest_s = 0.0
-        try:
-            self._run_timers()
-        except Exception:
-            self.context.count("failed", "", "clock")
-            _log.exception("running timers failed")
-            shortest_s = _AFTER_FAILURE_S
-        finally:
-            # In any case: without this no timer would ever run again.
-            deadline = self.hub.next_deadline()
-            wait_s = _TICK_S if deadline is None else min(deadline - self.context.now(), _TICK_S)
-            self._set_timer(max(wait_s, shortest_s))
-
-    def _run_timers(self) -> None:
-        now = self.context.now()
-        look = self.clock.look()
-        if look is not None:
-            self.hub.follow_wall(*look)
-        deadline = self.hub.next_deadline()
-        if deadline is not None and deadline <= now:
-            self.hub.handle_deadline(now)
-        self._close_idle()
-        loop_time = asyncio.get_running_loop().time()
-        self.context.budget.check(loop_time)
-        held_bytes = self.context.budget.held_bytes
-        self._most_held_bytes = max(self._most_held_bytes, held_bytes)
-        if self._most_held_bytes - held_bytes > _TRIM_BYTES:
-            self._most_held_bytes = held_bytes
-            asyncio.get_running_loop().run_in_executor(None, trim_memory)
-        expired = self.context.newcomers.check(loop_time)
-        if expired:
-            self.context.count("turned_away", "", "time", by=expired)
 
     def _follow_file_limit(self) -> None:
         """Every connection needs an open file: where the process may not have as many, it has fewer
@@ -722,25 +649,6 @@ class Server:
             needed=wanted,
         )
 
-    def _close_idle(self) -> None:
-        loop = asyncio.get_running_loop()
-        idle_s = self.config.connections.idle_s
-        if idle_s and loop.time() >= self._idle_at:
-            self._idle_at = loop.time() + min(idle_s / 4, _IDLE_CHECK_S)
-            for gateway in list(self.context.gateways.values()):
-                self.hub.callbacks.run("idle", gateway.close_idle, idle_s, loop.time())
-
-    def timers_late_s(self) -> float:
-        """How long the hub's next deadline has been overdue; 0 if it is not."""
-        deadline = self.hub.next_deadline()
-        return 0.0 if deadline is None else max(self.context.now() - deadline, 0.0)
-
-    def _set_timer(self, wait_s: float) -> None:
-        # Kept beside the handle: uvloop's handles don't have the time at which they run.
-        loop = asyncio.get_running_loop()
-        self._timer_at = loop.time() + wait_s
-        self._timer = loop.call_later(wait_s, self._keep_time)
-
 
 def _name_part(name: str) -> str:
     """A replica's name as a part of names of files, which no other replica's name gives."""
@@ -755,24 +663,6 @@ def _gateway(listener: str) -> type[Gateway]:
     module, name = GATEWAYS[listener.removesuffix("-tls")].split(":")
     kind: type[Gateway] = getattr(import_module(f"crosswire.gateways.{module}"), name)
     return kind
-
-
-def _hub_config(config: Config) -> HubConfig:
-    memory_bytes = memory_limit_bytes(config.limits.memory_bytes)
-    return HubConfig(
-        queues=config.queues,
-        topics=config.topics,
-        service=config.services,
-        staging=config.ingest,
-        lake=config.lake.messages or config.lake.ledger,
-        windows_bytes=memory_bytes // _WINDOWS_PART,
-        expire_s=config.store.expire_s,
-        subscriptions=config.limits.subscriptions,
-        schedules=config.limits.schedules,
-        schedules_bytes=memory_bytes // _SCHEDULES_PART,
-        calls_bytes=memory_bytes // _CALLS_PART,
-        share=config.limits.share,
-    )
 
 
 def _schemas(files: Sequence[str]) -> Schemas:

@@ -355,7 +355,7 @@ class App:
 
     def _late(self) -> list[str]:
         """Reasons why schedules, deadlines, leases and retries are late."""
-        silent_s, late_s = self.server.watchdog.silent_s(), self.server.timers_late_s()
+        silent_s, late_s = self.server.watchdog.silent_s(), self.server.timekeeper.late_s()
         reasons = []
         if silent_s > LATE_S:
             reasons.append(f"timers have not run for {silent_s:.1f} s")
@@ -473,7 +473,7 @@ class App:
             ),
             "crosswire_timers_late_seconds": (
                 "How long the next deadline has been overdue.",
-                self.server.timers_late_s(),
+                self.server.timekeeper.late_s(),
             ),
             "crosswire_timers_failed_total": (
                 "Timers that raised.",
