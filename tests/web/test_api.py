@@ -309,6 +309,8 @@ async def test_schedules_are_added_listed_previewed_and_removed(web: WebHub) -> 
     shown = await web.get("/v1/schedules/a/b", count=3)
     assert shown["preview"] == added["preview"][:3]
     assert shown["message"]["json"] == {"x": 1}
+    # It has an id and a time when it fires.
+    assert not shown["message"].keys() & {"id", "time"}
     preview = await web.post("/v1/schedules/preview", {"cron": "0 3 * * *", "count": 2})
     assert preview["times"] == added["preview"][:2]
     assert await web.delete("/v1/schedules/a/b") == {"removed": "a/b"}

@@ -42,9 +42,10 @@ _read_properties: Final = msgspec.json.Decoder(dict[str, Property]).decode
 class JsonMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A message. Its payload is one of `json`, `text` and `base64`."""
 
-    id: int
-    time: Moment
-    """When the hub accepted it."""
+    id: int = 0
+    """Absent in a schedule: each time that it fires, the message gets another one."""
+    time: Moment | None = None
+    """When the hub accepted it; absent in a schedule."""
     destination: str
     kind: str
     """`send` to a queue, `publish` to a topic, `request` or `response` of a service."""
@@ -88,7 +89,7 @@ def show_message(
     if hidden:
         return JsonMessage(
             id=envelope.id,
-            time=at_us(envelope.time),
+            time=at_us(envelope.time) if envelope.id else None,
             destination=envelope.destination,
             kind=envelope.kind,
             content_type="",
@@ -104,7 +105,7 @@ def show_message(
     body = to_shown_body(envelope) if most_bytes is None or size <= most_bytes else None
     return JsonMessage(
         id=envelope.id,
-        time=at_us(envelope.time),
+        time=at_us(envelope.time) if envelope.id else None,
         destination=envelope.destination,
         kind=envelope.kind,
         content_type=envelope.content_type,
