@@ -26,6 +26,7 @@ from crosswire.testing.simulation.observations import Observations
 from crosswire.testing.simulation.world import SimulatedProcess
 
 __all__ = [
+    "AVERAGE_BATCH",
     "PROTOCOLS",
     "Program",
     "SimulatedCaller",
@@ -36,6 +37,11 @@ __all__ = [
 ]
 
 PROTOCOLS: Final = ("emp", "emqp", "relink", "epoxy", "micromsg2")
+_SINGLE: Final = 0.8
+"""How many publications have one message; others have up to `_MOST`."""
+_MOST: Final = 20
+AVERAGE_BATCH: Final = _SINGLE + (1 - _SINGLE) * (2 + _MOST) / 2
+"""Messages of a publication, on average."""
 _REQUEST_S: Final = 10.0
 _AGAIN_S: Final = 0.3
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz" * 16
@@ -108,7 +114,7 @@ class SimulatedProducer(Program):
         while number < count:
             await asyncio.sleep(self.random.expovariate(1 / pause_s))
             keys = []
-            for _ in range(1 if self.random.random() < 0.8 else self.random.randint(2, 20)):
+            for _ in range(1 if self.random.random() < _SINGLE else self.random.randint(2, _MOST)):
                 number += 1
                 keys.append(MessageKey(destination, self.name, number))
                 self.seen.attempted(keys[-1])
