@@ -79,7 +79,7 @@ def test_a_failing_seed_is_shrunk() -> None:
         Fault("power cut", 3.0, 1.0, 0.5),
     ]
     with plant(next(bug for bug in BUGS if bug.name == "swallow a sync error")):
-        failed = run_seed(2, plan)
+        failed = run_seed(1, plan)
         assert failed.violations
         left = shrink(failed).plan
     assert [fault.kind for fault in left] == ["sync error"]

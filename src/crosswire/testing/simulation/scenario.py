@@ -50,6 +50,8 @@ _HOSTS: Final = ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
 _REPLICATED_EVERY: Final = 3
 _LAKES: Final = 0.2
 """How many of the seeds have a lake."""
+_WORK_S: Final = (0.01, 0.01, 0.1)
+"""What consumers need for some messages: those that need long have several when they leave."""
 _WATCH_S: Final = 0.25
 _RESTARTED_S: Final = 30.0
 _FAULTS_S: Final = 15.0
@@ -170,10 +172,11 @@ class _Scenario:
             for other in range(choices.randint(1, 2)):
                 window = choices.choice((1, 4, 32))
                 name, host = f"consumer-{index}-{other}", f"10.0.2.{index}{other}"
-                self._start(SimulatedConsumer, name, host, queue, "", window, refusing)
+                work_s = choices.choice(_WORK_S)
+                self._start(SimulatedConsumer, name, host, queue, "", window, refusing, work_s)
         for index, topic in enumerate(topics):
             name, host = f"subscriber-{index}", f"10.0.3.{index}"
-            self._start(SimulatedConsumer, name, host, topic, "s", 8, 0.0)
+            self._start(SimulatedConsumer, name, host, topic, "s", 8, 0.0, choices.choice(_WORK_S))
         for index in range(choices.randint(1, 4)):
             where = choices.choice(queues + topics)
             count = choices.randint(20, 300)
@@ -188,7 +191,7 @@ class _Scenario:
 
         if choices.random() < 0.3:
             self._operate(SimulatedStager, "stager", "10.0.5.1", choices.randint(2, 8))
-            self._start(SimulatedConsumer, "taker", "10.0.5.2", STAGED, "", 16, 0.0)
+            self._start(SimulatedConsumer, "taker", "10.0.5.2", STAGED, "", 16, 0.0, _WORK_S[0])
         if choices.random() < 0.3:
             interval_s = choices.uniform(0.1, 1.0)
             self._operate(SimulatedScheduler, "scheduler", "10.0.5.3", interval_s, _FAULTS_S + 16.0)
