@@ -44,6 +44,17 @@ def test_a_seed_does_the_same_in_every_process() -> None:
     assert len(outputs) == 1
 
 
+def test_several_processes_share_the_seeds() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "crosswire.testing.simulation", "--seeds", "2", "--jobs", "2"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("2 seeds")
+
+
 @pytest.mark.parametrize(
     "seed", [*range(1, 13), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(13, 90))]
 )
@@ -68,7 +79,7 @@ def test_a_failing_seed_is_shrunk() -> None:
         Fault("power cut", 3.0, 1.0, 0.5),
     ]
     with plant(next(bug for bug in BUGS if bug.name == "swallow a sync error")):
-        failed = run_seed(2, plan)
+        failed = run_seed(1, plan)
         assert failed.violations
         left = shrink(failed).plan
     assert [fault.kind for fault in left] == ["sync error"]

@@ -10,7 +10,6 @@ Exit code 0: no violation; 1: a seed violated an invariant, its shortest plan of
 from __future__ import annotations
 
 import argparse
-import logging
 import multiprocessing
 import sys
 import time
@@ -18,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from crosswire.plurals import plural
-from crosswire.testing.simulation.scenario import SeedOutcome, run_seed
+from crosswire.testing.simulation.scenario import SeedOutcome, run_quietly
 from crosswire.testing.simulation.shrinking import shrink
 
 __all__ = ["main"]
@@ -29,10 +28,8 @@ _REPORT_S = 10.0
 def main(arguments: list[str] | None = None) -> int:
     """Run seeds and print what they showed; gives the exit code."""
     options = _parse(arguments)
-    # Programs and hubs log what the faults do to them: thousands of lines that nobody reads.
-    logging.disable(logging.CRITICAL)
     if options.seed is not None:
-        return _show(run_seed(options.seed), history=True)
+        return _show(run_quietly(options.seed), history=True)
     total, failed = _Totals(), []
     began = reported = time.perf_counter()
     for outcome in _outcomes(options):
@@ -74,18 +71,14 @@ def _outcomes(options: argparse.Namespace) -> Iterator[SeedOutcome]:
         for seed in seeds:
             if ends_at is not None and time.perf_counter() > ends_at:
                 return
-            yield run_seed(seed)
+            yield run_quietly(seed)
         return
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
-        for outcome in pool.imap_unordered(_run_quietly, seeds, chunksize=4):
+        # Not a function of this module: the processes don't import what was started with `-m`.
+        for outcome in pool.imap_unordered(run_quietly, seeds, chunksize=4):
             yield outcome
             if ends_at is not None and time.perf_counter() > ends_at:
                 return
-
-
-def _run_quietly(seed: int) -> SeedOutcome:
-    logging.disable(logging.CRITICAL)
-    return run_seed(seed)
 
 
 class _Totals:

@@ -26,6 +26,7 @@ from crosswire.testing.simulation.observations import Observations
 from crosswire.testing.simulation.world import SimulatedProcess
 
 __all__ = [
+    "AVERAGE_BATCH",
     "PROTOCOLS",
     "Program",
     "SimulatedCaller",
@@ -36,6 +37,11 @@ __all__ = [
 ]
 
 PROTOCOLS: Final = ("emp", "emqp", "relink", "epoxy", "micromsg2")
+_SINGLE: Final = 0.8
+"""How many publications have one message; others have up to `_MOST`."""
+_MOST: Final = 20
+AVERAGE_BATCH: Final = _SINGLE + (1 - _SINGLE) * (2 + _MOST) / 2
+"""Messages of a publication, on average."""
 _REQUEST_S: Final = 10.0
 _AGAIN_S: Final = 0.3
 _LETTERS: Final = "abcdefghijklmnopqrstuvwxyz" * 16
@@ -108,7 +114,7 @@ class SimulatedProducer(Program):
         while number < count:
             await asyncio.sleep(self.random.expovariate(1 / pause_s))
             keys = []
-            for _ in range(1 if self.random.random() < 0.8 else self.random.randint(2, 20)):
+            for _ in range(1 if self.random.random() < _SINGLE else self.random.randint(2, _MOST)):
                 number += 1
                 keys.append(MessageKey(destination, self.name, number))
                 self.seen.attempted(keys[-1])
@@ -137,8 +143,11 @@ def _unsettled(subscription: ClientSubscription) -> int:
 class SimulatedConsumer(Program):
     """Consumes a queue, or a topic by a named subscription."""
 
-    async def run(self, destination: str, name: str, window: int, refusing: float) -> None:
-        """Consume until the world ends; refuse a share of what arrives."""
+    async def run(
+        self, destination: str, name: str, window: int, refusing: float, work_s: float
+    ) -> None:
+        """Consume until the world ends; refuse a share of what arrives, and take `work_s` for some
+        of it, on average, while more arrives."""
         client = await self.open()
         group = f"{destination} {name}" if name else destination
         while True:
@@ -152,12 +161,12 @@ class SimulatedConsumer(Program):
                         # A Relink link has the hub's own window.
                         if self.protocol != "relink":
                             self.seen.check_window(self.name, _unsettled(subscription), window)
-                        await self._take(group, message, refusing)
+                        await self._take(group, message, refusing, work_s)
             except CrosswireError as error:
                 self.seen.failed(self.name, error)
                 await asyncio.sleep(_AGAIN_S)
 
-    async def _take(self, group: str, message: Message, refusing: float) -> None:
+    async def _take(self, group: str, message: Message, refusing: float, work_s: float) -> None:
         try:
             key = decode_message(message.payload)
         except (ValueError, msgspec.DecodeError) as error:
@@ -165,7 +174,7 @@ class SimulatedConsumer(Program):
             return
         self.seen.delivered(group, key, self.name, message.attempt)
         if self.random.random() < 0.3:
-            await asyncio.sleep(self.random.expovariate(100))
+            await asyncio.sleep(self.random.expovariate(1 / work_s))
         try:
             if self.random.random() < refusing:
                 self.seen.returned(group, key, self.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import shutil
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -16,6 +17,7 @@ import msgspec
 from crosswire.hub.policies import QueuePolicy
 from crosswire.testing.simulation.audit import Audit
 from crosswire.testing.simulation.clients import (
+    AVERAGE_BATCH,
     PROTOCOLS,
     SimulatedCaller,
     SimulatedConsumer,
@@ -42,15 +44,17 @@ from crosswire.testing.simulation.programs import ProgramHost
 from crosswire.testing.simulation.replicas import ReplicatedHub
 from crosswire.testing.simulation.world import SimulatedProcess, World
 
-__all__ = ["SeedOutcome", "run_seed"]
+__all__ = ["SeedOutcome", "run_quietly", "run_seed"]
 
 _HOSTS: Final = ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
 _REPLICATED_EVERY: Final = 3
 _LAKES: Final = 0.2
 """How many of the seeds have a lake."""
+_WORK_S: Final = (0.01, 0.01, 0.1)
+"""What consumers need for some messages: those that need long have several when they leave."""
 _WATCH_S: Final = 0.25
 _RESTARTED_S: Final = 30.0
-_FAULTS_S: Final = 30.0
+_FAULTS_S: Final = 15.0
 _SETTLED_S: Final = 5.0
 """How long a hub without faults needs to commit and sync what is left, or to get its clients back
 after a restart."""
@@ -93,6 +97,13 @@ def run_seed(seed: int, plan: FaultPlan | None = None) -> SeedOutcome:
         scenario.close()
         if was_collecting:
             gc.enable()
+
+
+def run_quietly(seed: int) -> SeedOutcome:
+    """Like `run_seed`, without what programs and hubs log about the faults: thousands of lines that
+    nobody reads."""
+    logging.disable(logging.CRITICAL)
+    return run_seed(seed)
 
 
 class _Scenario:
@@ -161,13 +172,16 @@ class _Scenario:
             for other in range(choices.randint(1, 2)):
                 window = choices.choice((1, 4, 32))
                 name, host = f"consumer-{index}-{other}", f"10.0.2.{index}{other}"
-                self._start(SimulatedConsumer, name, host, queue, "", window, refusing)
+                work_s = choices.choice(_WORK_S)
+                self._start(SimulatedConsumer, name, host, queue, "", window, refusing, work_s)
         for index, topic in enumerate(topics):
             name, host = f"subscriber-{index}", f"10.0.3.{index}"
-            self._start(SimulatedConsumer, name, host, topic, "s", 8, 0.0)
+            self._start(SimulatedConsumer, name, host, topic, "s", 8, 0.0, choices.choice(_WORK_S))
         for index in range(choices.randint(1, 4)):
             where = choices.choice(queues + topics)
-            count, pause_s = choices.randint(20, 300), choices.uniform(0.01, 0.1)
+            count = choices.randint(20, 300)
+            # While faults happen, and a little less or longer.
+            pause_s = choices.uniform(0.3, 1.2) * _FAULTS_S * AVERAGE_BATCH / count
             name, host = f"producer-{index}", f"10.0.1.{index}"
             self._start(SimulatedProducer, name, host, where, count, pause_s)
         if choices.random() < 0.5:
@@ -177,7 +191,7 @@ class _Scenario:
 
         if choices.random() < 0.3:
             self._operate(SimulatedStager, "stager", "10.0.5.1", choices.randint(2, 8))
-            self._start(SimulatedConsumer, "taker", "10.0.5.2", STAGED, "", 16, 0.0)
+            self._start(SimulatedConsumer, "taker", "10.0.5.2", STAGED, "", 16, 0.0, _WORK_S[0])
         if choices.random() < 0.3:
             interval_s = choices.uniform(0.1, 1.0)
             self._operate(SimulatedScheduler, "scheduler", "10.0.5.3", interval_s, _FAULTS_S + 16.0)
