@@ -481,15 +481,20 @@ def test_a_query_that_begins_anew_under_an_old_name_is_found_out(
     assert length(hub, "anew") == 3
 
 
-STEPS: tuple[tuple[str, Literal["before", "after"]], ...] = (
-    ("/attempts/", "after"),
-    ("/commit", "before"),
-    ("/commit", "after"),
+Step = tuple[str, Literal["before", "after"]]
+COMMITTED: Step = ("/commit", "after")
+STEPS: tuple[Step, ...] = (("/attempts/", "after"), ("/commit", "before"), COMMITTED)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param((COMMITTED,), id="committed"),
+        pytest.param(STEPS, id="all", marks=pytest.mark.long),  # each starts a Spark
+    ],
 )
-
-
-def test_a_query_that_is_killed_at_every_step_of_its_commit_writes_each_row_once(
-    spark: SparkSession, tmp_path: Path
+def test_a_query_that_is_killed_at_a_step_of_its_commit_writes_each_row_once(
+    spark: SparkSession, tmp_path: Path, steps: tuple[Step, ...]
 ) -> None:
     """When a task has staged; before the hub gets the commit; and after it has committed, when
     Spark does not know yet. All on the same batch of the same checkpoint. Killed earlier, a query
@@ -497,7 +502,7 @@ def test_a_query_that_is_killed_at_every_step_of_its_commit_writes_each_row_once
     given = lines(tmp_path / "in", range(50), range(50, 80))
     checkpoint = tmp_path / "checkpoint"
     with running(tmp_path / "data") as process, proxy_to(process.hub.port("http")) as proxy:
-        for part, when in STEPS:
+        for part, when in steps:
             gate = proxy.gate(part, when)
             query = subprocess.Popen(
                 [
