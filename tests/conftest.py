@@ -29,7 +29,7 @@ settings.register_profile(
 )
 settings.load_profile("suite")
 
-EXAMPLES: Final = {"few": 0.1, "usual": 1.0, "many": 20.0}
+EXAMPLES: Final = {"few": 0.1, "usual": 0.5, "many": 20.0}
 """How many examples of properties are tried, as a multiple of what each test asks for."""
 
 WITH_SPARK: Final = frozenset(
