@@ -111,11 +111,18 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Modules with slow tests only are not even imported: that takes as long as other tests do."""
+    """Modules without a test that is wanted are not even imported: that takes as long as other
+    tests do. Those are modules with slow tests only and, where tests that run alone are asked for,
+    the many without the mark."""
     path = collection_path.relative_to(config.rootpath).as_posix()
-    if not config.getoption("--fast") or path == ".":
+    if path == ".":
         return None
-    return _is_slow(path if path.endswith(".py") else f"{path}/") or None
+    is_module = path.endswith(".py")
+    if config.getoption("--fast") and _is_slow(path if is_module else f"{path}/"):
+        return True
+    if is_module and config.getoption("markexpr").startswith("alone"):
+        return "mark.alone" not in collection_path.read_text() or None
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)
