@@ -70,7 +70,8 @@ def spark() -> Iterator[SparkSession]:
             **FORGETFUL,
             "spark.sql.warehouse.dir": f"{folder}/warehouse",
         }
-        session = start("local[2]", settings, name="tests")
+        # Of a task that fails Spark makes one more attempt, not three: many tests have such tasks.
+        session = start("local[2,2]", settings, name="tests")
         yield session
         session.stop()
 

@@ -205,7 +205,7 @@ def test_a_batch_with_a_name_is_written_once_however_often_it_is_run(
         write(numbers(spark, 10), hub.url, destination="queue/n", producer="nightly", batch=7)
     assert length(hub, "n") == 10
     with pytest.raises(PipelineError, match="the last batch that nightly committed is 7"):
-        write(numbers(spark, 1), hub.url, destination="queue/n", producer="nightly", batch=6)
+        write(numbers(spark, 1, 1), hub.url, destination="queue/n", producer="nightly", batch=6)
     write(numbers(spark, 1), hub.url, destination="queue/n", producer="nightly", batch=8)
     assert length(hub, "n") == 11
 
@@ -259,7 +259,7 @@ def test_users_write_what_they_may(spark: SparkSession, tmp_path: Path) -> None:
         '[[users]]\nname = "w"\ntoken = "the token of w ..."\nproduce = ["queue/mine"]\n'
     )
     with running(tmp_path / "data", "--config", str(config)) as process:
-        url, rows = process.hub.url, numbers(spark, 3)
+        url, rows = process.hub.url, numbers(spark, 3, 1)
         with pytest.raises(PipelineError, match="of a user is needed"):
             write(rows, url, destination="queue/mine", token="a wrong one, and long")
         with pytest.raises(PipelineError, match="w may not produce queue/yours"):
