@@ -72,6 +72,7 @@ def test_at_every_step_and_with_rows_missing(spark: SparkSession, tmp_path: Path
     assert sorted("('connection', 'late')" in row for row in news) == [False, True]
 
 
+@pytest.mark.long  # answers and dead letters are in `test_run.test_in_steps`, late steps below
 def test_a_hub_without_a_tap(spark: SparkSession, tmp_path: Path) -> None:
     """An answer, a dead letter that waits, and a topic that is read after an hour."""
     records = Records(START)
