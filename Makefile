@@ -6,7 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARCHIVED := $(VENV)/.archived
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Python compiles what it imports, a part of it all: pip would compile everything, 20 s long.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 SECONDS_OF_FUZZING ?= 300
 CAMPAIGN ?=
 SEEDS ?= 10000
@@ -14,7 +15,7 @@ ROUNDS ?= 200
 TEST_PROCESSES ?= 3
 
 .PHONY: install browser tshark demo docs reference screenshots test test-fast test-long check \
-	compiled fuzz campaign planted simulate chaos bench lock sbom clean
+	style types imports compiled fuzz campaign planted simulate chaos bench lock sbom clean
 
 install: $(READY)
 
@@ -69,7 +70,7 @@ $(ARCHIVED): $(READY)
 # In three processes, since many tests wait for something; tests/conftest.py decides which tests go
 # where. Those that measure time or CPU come afterwards, when nothing else runs.
 test: browser $(READY)
-	@$(MAKE) --no-print-directory --jobs 2 check compiled
+	@$(MAKE) --no-print-directory --jobs 3 check compiled
 	$(PYTEST) --numprocesses $(TEST_PROCESSES) -m "not (alone or long)"
 	$(PYTEST) -m "alone and not long"
 
@@ -82,13 +83,19 @@ test-long: $(READY) tshark
 	$(PYTEST) --numprocesses $(TEST_PROCESSES) --examples many -m "(long or hypothesis) and not alone"
 	$(PYTEST) -m "alone and long" || test $$? -eq 5  # pytest's code for: none was selected
 
-check: $(READY)
+check: style types imports
+
+style: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports --no-logo
 	$(BIN)/python scripts/check_names.py src
 	$(BIN)/python scripts/check_words.py src docs README.md CONTRIBUTING.md examples benchmarks
+
+types: $(READY)
+	$(BIN)/mypy
+
+imports: $(READY)
+	$(BIN)/lint-imports --no-logo
 
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS_OF_FUZZING)

@@ -34,9 +34,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seconds", type=float, default=300, help="time in all (default 300)")
     options = parser.parse_args()
-    each = max(1, round(options.seconds / len(targets())))
+    chosen = targets()
+    if options.seconds < len(chosen):
+        chosen = chosen[1::2]  # no second for each: those who accept connections, as a hub does
+    each = max(1, round(options.seconds / len(chosen)))
     failed = []
-    for name, role in targets():
+    for name, role in chosen:
         with tempfile.TemporaryDirectory() as folder:
             seed(Path(folder), name)
             command = [sys.executable, "-m", "tests.fuzz.target", name, role]

@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seconds", [10, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [5, pytest.param(60, marks=pytest.mark.long)])
 def test_fuzzing_finds_nothing(seconds: int) -> None:
     command = [sys.executable, "-m", "tests.fuzz", "--seconds", str(seconds)]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -2,7 +2,7 @@
 
 Peers of every protocol pipeline operations that succeed at once, fail at once, are refused, or are
 answered by peers of other protocols, in an order that a seed decides. With 10 of them and with
-5,000 the code of the hub and its gateways is called from the same depth, give or take a few frames.
+2,000 the code of the hub and its gateways is called from the same depth, give or take a few frames.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from crosswire.wire.relink import events as relink_events
 from tests.gateways.conftest import StartServer
 from tests.gateways.wires import Peer, emp, emqp, epoxy, micromsg2, relink
 
-FEW, MANY = 10, 5000
+FEW, MANY = 10, 2000
 MOST_DIFFERENCE = 12
 CALC = Path(__file__).parents[2] / "examples" / "calc.bond"
 OURS = (

@@ -6,6 +6,7 @@ import asyncio
 import tempfile
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Final
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ MINUTE: Final = 60_000_000
 DURATION: Final = 6 * MINUTE
 START: Final = 1_763_251_020_000_000
 """Three minutes before midnight."""
+NEWS: Final = "topic/of-EMP"
 
 
 @cache
@@ -36,6 +38,25 @@ def recorded() -> dict[str, pa.Table]:
     end = max(pc.max(rows["time"]).as_py() for rows in found.values())
     made = {name: _slowly(rows, start, end) for name, rows in found.items()}
     return {**made, "ledger": _with_late_reader(_signed_in(made["ledger"]))}
+
+
+@cache
+def holed() -> dict[str, pa.Table]:
+    """Some of what the hub should have noted is missing; rows are numbered without holes, as a hub
+    does."""
+    random = Random(7)
+    made = dict(recorded())
+    for name in ("ledger", "messages"):
+        news = pc.equal(made[name]["destination"], NEWS).to_pylist()
+        made[name] = made[name].filter(pa.array(each or random.random() < 0.9 for each in news))
+    return {name: numbered(rows) for name, rows in made.items()}
+
+
+def numbered(rows: pa.Table) -> pa.Table:
+    """With `seq` from 1 on."""
+    index = rows.schema.get_field_index("seq")
+    numbers = pa.array(range(1, len(rows) + 1), pa.int64())
+    return rows.set_column(index, rows.schema.field(index), numbers)
 
 
 def until(rows: pa.Table, time_us: int) -> int:
@@ -64,7 +85,7 @@ def _signed_in(ledger: pa.Table) -> pa.Table:
 def _with_late_reader(ledger: pa.Table) -> pa.Table:
     """At the end, a durable subscription is given the first message of a topic."""
     rows = ledger.to_pylist()
-    first = next(row for row in rows if row["destination"] == "topic/of-EMP")
+    first = next(row for row in rows if row["destination"] == NEWS)
     late = {
         "seq": rows[-1]["seq"] + 1,
         "time": START + DURATION,

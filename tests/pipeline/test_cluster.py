@@ -1,4 +1,4 @@
-"""A real standalone cluster on loopback: a master, two workers, and the command as a program."""
+"""A real standalone cluster on loopback: a master, workers, and the command as a program."""
 
 from __future__ import annotations
 
@@ -91,15 +91,16 @@ class Node:
             self.process.wait()
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """The master's URL, and the folder in which the workers work."""
-    folder = tmp_path_factory.mktemp("cluster")
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """The master's URL, and the folder in which the workers of these names work."""
+    folder = tmp_path / "cluster"
+    folder.mkdir()
     nodes = [Node(folder, "master", "master.Master")]
     try:
         url = nodes[0].wait_for(r"Starting Spark master at (spark://\S+)")[1]
         limits = ("--cores", "1", "--memory", "700m")
-        for name in ("first", "second"):
+        for name in request.param:
             where = ("--work-dir", folder / name)
             nodes.append(Node(folder, name, "worker.Worker", *limits, *where, url))
         for worker in nodes[1:]:
@@ -110,7 +111,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Pat
             node.stop()
 
 
-@pytest.mark.long  # `test_spark_submit_starts_it` runs on the same workers
+@pytest.mark.long  # `test_spark_submit_starts_it` runs on a worker, too
+@pytest.mark.parametrize("cluster", [("first", "second")], indirect=True, ids=["two workers"])
 def test_the_command_on_a_cluster(cluster: tuple[str, Path], tmp_path: Path) -> None:
     url, folder = cluster
     traffic = SampleTraffic(protocols=("emp", "epoxy"), connections=4, messages=5)
@@ -145,6 +147,7 @@ def test_the_command_on_a_cluster(cluster: tuple[str, Path], tmp_path: Path) -> 
         assert list(compiled), f"the {worker} worker did nothing"
 
 
+@pytest.mark.parametrize("cluster", [("only",)], indirect=True, ids=["one worker"])
 def test_spark_submit_starts_it(cluster: tuple[str, Path], tmp_path: Path) -> None:
     """In client mode, with the wheel; master and settings are those of spark-submit.
 
@@ -185,5 +188,5 @@ def test_spark_submit_starts_it(cluster: tuple[str, Path], tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout)["tables"] == {"silver.messages": 3}
     assert "Connecting to master spark://" in done.stderr
-    # Workers have fetched it.
-    assert list(folder.glob(f"*/app-*/*/{wheel.name}"))
+    # The worker has fetched it.
+    assert list(folder.glob(f"only/app-*/*/{wheel.name}"))

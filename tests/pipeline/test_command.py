@@ -19,6 +19,7 @@ def crosswire(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([CROSSWIRE, "pipeline", *arguments], capture_output=True, text=True)
 
 
+@pytest.mark.long  # docs/tutorial.md has the same command, `stream/test_command.py` its summary
 def test_the_command(tmp_path: Path) -> None:
     size = SampleTraffic(protocols=("epoxy",), connections=1, messages=5).write_tap(
         tmp_path / "lake"

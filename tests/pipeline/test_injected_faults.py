@@ -402,7 +402,7 @@ def test_holes_are_found_by_url_too(
     batch = BatchJob(
         find_inputs(folders),
         str(tmp_path / "out"),
-        tables=frozenset({"deliveries", "reconciliation"}),
+        tables=frozenset({"reconciliation"}),
         late_us=600_000_000,
         skip_damaged=True,
     )

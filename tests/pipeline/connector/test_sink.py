@@ -205,7 +205,7 @@ def test_a_batch_with_a_name_is_written_once_however_often_it_is_run(
         write(numbers(spark, 10), hub.url, destination="queue/n", producer="nightly", batch=7)
     assert length(hub, "n") == 10
     with pytest.raises(PipelineError, match="the last batch that nightly committed is 7"):
-        write(numbers(spark, 1), hub.url, destination="queue/n", producer="nightly", batch=6)
+        write(numbers(spark, 1, 1), hub.url, destination="queue/n", producer="nightly", batch=6)
     write(numbers(spark, 1), hub.url, destination="queue/n", producer="nightly", batch=8)
     assert length(hub, "n") == 11
 
@@ -259,7 +259,7 @@ def test_users_write_what_they_may(spark: SparkSession, tmp_path: Path) -> None:
         '[[users]]\nname = "w"\ntoken = "the token of w ..."\nproduce = ["queue/mine"]\n'
     )
     with running(tmp_path / "data", "--config", str(config)) as process:
-        url, rows = process.hub.url, numbers(spark, 3)
+        url, rows = process.hub.url, numbers(spark, 3, 1)
         with pytest.raises(PipelineError, match="of a user is needed"):
             write(rows, url, destination="queue/mine", token="a wrong one, and long")
         with pytest.raises(PipelineError, match="w may not produce queue/yours"):
@@ -481,15 +481,20 @@ def test_a_query_that_begins_anew_under_an_old_name_is_found_out(
     assert length(hub, "anew") == 3
 
 
-STEPS: tuple[tuple[str, Literal["before", "after"]], ...] = (
-    ("/attempts/", "after"),
-    ("/commit", "before"),
-    ("/commit", "after"),
+Step = tuple[str, Literal["before", "after"]]
+COMMITTED: Step = ("/commit", "after")
+STEPS: tuple[Step, ...] = (("/attempts/", "after"), ("/commit", "before"), COMMITTED)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param((COMMITTED,), id="committed"),
+        pytest.param(STEPS, id="all", marks=pytest.mark.long),  # each starts a Spark
+    ],
 )
-
-
-def test_a_query_that_is_killed_at_every_step_of_its_commit_writes_each_row_once(
-    spark: SparkSession, tmp_path: Path
+def test_a_query_that_is_killed_at_a_step_of_its_commit_writes_each_row_once(
+    spark: SparkSession, tmp_path: Path, steps: tuple[Step, ...]
 ) -> None:
     """When a task has staged; before the hub gets the commit; and after it has committed, when
     Spark does not know yet. All on the same batch of the same checkpoint. Killed earlier, a query
@@ -497,7 +502,7 @@ def test_a_query_that_is_killed_at_every_step_of_its_commit_writes_each_row_once
     given = lines(tmp_path / "in", range(50), range(50, 80))
     checkpoint = tmp_path / "checkpoint"
     with running(tmp_path / "data") as process, proxy_to(process.hub.port("http")) as proxy:
-        for part, when in STEPS:
+        for part, when in steps:
             gate = proxy.gate(part, when)
             query = subprocess.Popen(
                 [

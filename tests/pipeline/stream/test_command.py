@@ -54,7 +54,9 @@ def ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-@pytest.mark.parametrize("moment", ["Starting Spark", "batch 0:"])
+@pytest.mark.parametrize(
+    "moment", ["Starting Spark", pytest.param("batch 0:", marks=pytest.mark.long)]
+)
 def test_a_signal_stops_the_command_at_any_moment(tmp_path: Path, moment: str) -> None:
     size = SampleTraffic(protocols=("epoxy",), connections=1, messages=5).write_tap(
         tmp_path / "lake"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from random import Random
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import pytest
 from pyspark.sql import SparkSession
 
 from crosswire.lake.files import write
@@ -18,13 +17,12 @@ from crosswire.pipeline.summary import COMPARED_TABLES, LEDGER_TABLES, Summary
 from crosswire.pipeline.visible_tables import VisibleTables
 from tests.pipeline.records import Records
 from tests.pipeline.stream.test_run import Tables, few_tasks, tables
-from tests.pipeline.stretched import DURATION, MINUTE, START, recorded, until
+from tests.pipeline.stretched import DURATION, MINUTE, NEWS, START, holed, numbered, until
 
 __all__ = ["few_tasks"]
 
 CHOSEN = frozenset(LEDGER_TABLES)
 LATE_US = 20_000_000
-NEWS = "topic/of-EMP"
 
 
 class Lake:
@@ -32,7 +30,7 @@ class Lake:
 
     def __init__(self, folder: Path, rows: dict[str, pa.Table]) -> None:
         self.folder = folder
-        self._rows = {name: _numbered(table) for name, table in rows.items()}
+        self._rows = {name: numbered(table) for name, table in rows.items()}
         self._given = dict.fromkeys(rows, 0)
 
     def give(self, until_us: int, **ahead_us: int) -> None:
@@ -41,13 +39,6 @@ class Lake:
             first, end = self._given[name], until(rows, until_us + ahead_us.get(name, 0))
             write(self.folder, name, rows.slice(first, end - first))
             self._given[name] = end
-
-
-def _numbered(rows: pa.Table) -> pa.Table:
-    """As a hub numbers its rows: without holes."""
-    index = rows.schema.get_field_index("seq")
-    numbers = pa.array(range(1, len(rows) + 1), pa.int64())
-    return rows.set_column(index, rows.schema.field(index), numbers)
 
 
 def batch(spark: SparkSession, lake: Path, output: Path) -> tuple[Tables, Summary]:
@@ -62,19 +53,10 @@ def once(spark: SparkSession, lake: Path, output: Path) -> tuple[Tables, Summary
     return tables(output), summary
 
 
-def holed(rows: dict[str, pa.Table]) -> dict[str, pa.Table]:
-    """Some of what the hub noted is missing."""
-    random = Random(7)
-    made = dict(rows)
-    for name in ("ledger", "messages"):
-        news = pc.equal(rows[name]["destination"], NEWS).to_pylist()
-        made[name] = rows[name].filter(pa.array(each or random.random() < 0.9 for each in news))
-    return made
-
-
+@pytest.mark.long  # `test_run.test_in_steps` has these rows, too, and all tables
 def test_at_every_step_and_with_rows_missing(spark: SparkSession, tmp_path: Path) -> None:
     """What is settled is written once; a message with a new step after that is brought back."""
-    lake = Lake(tmp_path / "lake", holed(recorded()))
+    lake = Lake(tmp_path / "lake", holed())
     for until_us, ahead in ((4 * MINUTE, MINUTE // 6), (DURATION, 0)):
         lake.give(until_us, ledger=ahead, messages=-ahead)
         found, summary = once(spark, lake.folder, tmp_path / "out")
@@ -90,6 +72,7 @@ def test_at_every_step_and_with_rows_missing(spark: SparkSession, tmp_path: Path
     assert sorted("('connection', 'late')" in row for row in news) == [False, True]
 
 
+@pytest.mark.long  # answers and dead letters are in `test_run.test_in_steps`, late steps below
 def test_a_hub_without_a_tap(spark: SparkSession, tmp_path: Path) -> None:
     """An answer, a dead letter that waits, and a topic that is read after an hour."""
     records = Records(START)
@@ -109,7 +92,7 @@ def test_a_hub_without_a_tap(spark: SparkSession, tmp_path: Path) -> None:
         records.recorded("accepted", payload=b"3", after_us=2 * MINUTE)
     ledger, messages = records.rows()
     lake = Lake(tmp_path / "lake", {"ledger": ledger, "messages": messages})
-    for until_us in (MINUTE, 10 * MINUTE, 100 * MINUTE):
+    for until_us in (10 * MINUTE, 100 * MINUTE):
         lake.give(until_us)
         found, _ = once(spark, lake.folder, tmp_path / "out")
     assert found == batch(spark, lake.folder, tmp_path / "batch")[0]

@@ -10,7 +10,7 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("cases", "seed"), [(16, 1), pytest.param(300, 2, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("cases", "seed"), [(8, 1), pytest.param(300, 2, marks=pytest.mark.long)])
 def test_damaged_files_are_never_served_wrongly_nor_lost_in_silence(cases: int, seed: int) -> None:
     """A process of its own: it forks hubs, which a process with threads can't."""
     command = [sys.executable, "-m", "tests.store.damage", f"--cases={cases}", f"--seed={seed}"]
