@@ -1,4 +1,4 @@
-"""Three rounds of faults under load; `python -m tests.replication.chaos` has many."""
+"""Five rounds of faults under load; `python -m tests.replication.chaos` has many."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ pytestmark = pytest.mark.slow
 
 
 async def test_nothing_is_lost_returned_or_doubled(clusters: ClusterPool, tmp_path: Path) -> None:
-    result = await chaos.run(clusters, tmp_path, 3, 1, print, with_lake=False)
+    result = await chaos.run(clusters, tmp_path, 5, 1, print, with_lake=False)
     print(result)
     assert (result.lost, result.returned, result.doubled) == (0, 0, 0)
-    assert result.takeovers >= 3 and result.acknowledged > 0
+    assert result.takeovers >= 5 and result.acknowledged > 0
     assert len(set(result.digests.values())) == 1
 
 
