@@ -110,6 +110,11 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """What was frozen is collected at the end: some libraries report everything else as a leak."""
+    gc.unfreeze()
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Modules without a test that is wanted are not even imported: that takes as long as other
     tests do. Those are modules with slow tests only and, where tests that run alone are asked for,
