@@ -100,8 +100,17 @@ def test_a_failing_seed_is_shrunk() -> None:
         ),
         # A replica that was killed before its first record never started again.
         (3, [Fault("kill", 0.003, 0.5, 0.1)]),
+        # A slow consumer over Relink, whose client had more than it could take when the hub lost
+        # power, was never connected again: with one message in hand, and with several.
+        (1051, [Fault("power cut", 8.981, 0.41, 0.35)]),
+        (1261, [Fault("power cut", 5.019, 0.917, 0.5)]),
     ],
-    ids=["a checkpoint from itself", "killed before the first record"],
+    ids=[
+        "a checkpoint from itself",
+        "killed before the first record",
+        "a slow consumer with one message",
+        "a slow consumer with several",
+    ],
 )
 def test_what_was_found_stays_away(seed: int, plan: list[Fault]) -> None:
     assert run_seed(seed, plan).violations == []

@@ -380,8 +380,14 @@ class ClientSubscription:
             return None
         if self._request.at_most_once:
             return self._waiting.popleft() if self._waiting else None
+        if len(self._unsettled) >= self._request.window:
+            # The adapter may not have seen the end of its connection yet: it waits for room.
+            self._forget_lost()
         while self._waiting and len(self._unsettled) < self._request.window:
             message = self._waiting.popleft()
+            # Also for one that is lost: the adapter waits for room before it reads that its link
+            # has ended.
+            self._has_room.set()
             if message.lost:
                 continue  # it is delivered again, on the new connection
             self._count += 1
@@ -389,6 +395,10 @@ class ClientSubscription:
             message._on_done = self._done
             return message
         return None
+
+    def _forget_lost(self) -> None:
+        for message in [each for each in self._unsettled if each.lost]:
+            del self._unsettled[message]
 
     def _done(self, message: Message) -> None:
         self._last_done = max(self._last_done, self._unsettled.pop(message, 0))
@@ -412,8 +422,7 @@ class ClientSubscription:
 
     def reset(self) -> None:
         """Called by the protocol's adapter when a connection has ended."""
-        for message in [each for each in self._unsettled if each.lost]:
-            del self._unsettled[message]
+        self._forget_lost()
         self._changed.set()
 
     def fail(self, error: CrosswireError) -> None:
