@@ -104,12 +104,18 @@ def test_a_failing_seed_is_shrunk() -> None:
         # power, was never connected again: with one message in hand, and with several.
         (1051, [Fault("power cut", 8.981, 0.41, 0.35)]),
         (1261, [Fault("power cut", 1.312, 0.566, 0.22), Fault("power cut", 5.018745, 0.917, 0.52)]),
+        # A leader that handed over while it could not reach the log never ended its term.
+        (
+            1092,
+            [Fault("log cut off", 2.897355, 4.0, 0.2168), Fault("hand-over", 3.435333, 0.35, 0.94)],
+        ),
     ],
     ids=[
         "a checkpoint from itself",
         "killed before the first record",
         "a slow consumer with one message",
         "a slow consumer with several",
+        "a hand-over without the log",
     ],
 )
 def test_what_was_found_stays_away(seed: int, plan: list[Fault]) -> None:

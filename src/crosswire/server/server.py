@@ -524,13 +524,18 @@ class Server:
         # consumers and record it, before the store is closed.
         await asyncio.sleep(0)
         # The lake before the store: sealing its last files commits to the store. Each step runs
-        # even if the one before it fails.
+        # even if the one before it fails. But a term that is over meanwhile commits nothing: to
+        # wait for that would never end.
+        is_over = False
         try:
             await self._close_lake()
+        except asyncio.CancelledError:
+            is_over = hand_over is not None
+            raise
         finally:
             if hand_over is None:
                 await self._close_store()
-            else:
+            elif not is_over:
                 await self._close_term(hand_over)
 
     async def _end_requests(self) -> None:
