@@ -69,6 +69,9 @@ def damage_files(_folder: Path, rounds: int, seed: int) -> Findings:
     done = subprocess.run([*command, "--jobs=1", "--json"], capture_output=True, text=True)
     result = json.loads(done.stdout)
     findings = Findings(rounds=result["cases"], wrong=len(result["failing"]))
+    for line in result["failing"]:
+        case, _, what = line.partition(" ")
+        findings.details[f"case {case}"] = what[:200]
     for outcome, count in sorted(result["outcomes"].items()):
         findings.add(outcome, count)
     findings.add("missing and reported", result["missing"])

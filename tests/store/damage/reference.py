@@ -114,13 +114,16 @@ def key_of(text: str) -> str:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """A hard copy in which holes stay holes: space set aside need not be copied."""
+    """A hard copy in which holes stay holes: space set aside need not be copied. Modes stay as they
+    were: a hub reports files that others may read."""
     target.mkdir(parents=True, exist_ok=True)
+    shutil.copymode(source, target)
     for entry in os.scandir(source):
         if entry.is_dir(follow_symlinks=False):
             copy_tree(Path(entry.path), target / entry.name)
         elif entry.is_file(follow_symlinks=False):
             _copy_file(Path(entry.path), target / entry.name)
+            shutil.copymode(entry.path, target / entry.name)
 
 
 def _copy_file(source: Path, target: Path) -> None:
