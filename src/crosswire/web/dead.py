@@ -15,7 +15,6 @@ from crosswire.gateways.edits import refit
 from crosswire.gateways.payloads import JsonPayload, from_body
 from crosswire.hub.cursor import FailedDelivery
 from crosswire.hub.dead import DeadLetter
-from crosswire.hub.subscriptions import predicate
 from crosswire.web.contract import Operation, OperationRequest
 from crosswire.web.dead_selection import (
     LISTED_IDS,
@@ -28,6 +27,7 @@ from crosswire.web.dead_selection import (
 from crosswire.web.messages import PREVIEW_BYTES, JsonMessage, show_message
 from crosswire.web.numbers import Id, Many
 from crosswire.web.paging import ListQuery, NameQuery, SortKey, page_of, page_of_names
+from crosswire.web.property_filter import FilterText, property_predicate
 from crosswire.web.replays import Replay, ReplayRequest, ReplayRow, ReplayRows
 from crosswire.web.times import Moment, at_us
 
@@ -63,8 +63,8 @@ class DeadLettersQuery(ListQuery, frozen=True, kw_only=True):
 
     queue: str
     """The queue, or named subscription, that they come from."""
-    filter: str = ""
-    """Only letters whose properties pass this filter, such as `price>N10`."""
+    filter: FilterText = ""
+    """Only letters whose properties pass this filter, such as `price > 10`."""
     cause: str | None = None
     """Only letters with this cause."""
     cursor: Annotated[str, msgspec.Meta(max_length=20)] = ""
@@ -222,7 +222,7 @@ async def list_dead_letters(ask: OperationRequest) -> DeadLetterRows:
     """A page of a queue's letters, empty if none of its messages died. Raises UnknownMessage for a
     queue that does not exist, and InvalidFilter."""
     query: DeadLettersQuery = ask.query
-    matches = predicate(query.filter)
+    matches = property_predicate(query.filter)
     try:
         queue = _dead_queue(ask, query.queue, to_read=True)
     except UnknownMessage:
@@ -376,7 +376,7 @@ async def purge_dead_letters(ask: OperationRequest) -> Chosen:
         await hub.committed()
         done = max(matched - letters.length, 0)
         return Chosen(matched=matched, done=done, ids=[], dry_run=False)
-    for ids in selected_ids(hub, queue, choice, predicate(choice.filter)):
+    for ids in selected_ids(hub, queue, choice, property_predicate(choice.filter)):
         matched += len(ids)
         first += ids[: LISTED_IDS - len(first)]
         if not choice.dry_run:

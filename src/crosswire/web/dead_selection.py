@@ -13,6 +13,7 @@ from crosswire.hub.dead import DeadLetter
 from crosswire.hub.filters import Predicate
 from crosswire.hub.hub import Hub
 from crosswire.web.numbers import Id
+from crosswire.web.property_filter import FilterText
 
 __all__ = [
     "LISTED_IDS",
@@ -36,8 +37,8 @@ class MessageSelection(msgspec.Struct, frozen=True, kw_only=True):
 
     ids: Annotated[list[Id], msgspec.Meta(max_length=_MOST_IDS)] = []
     """These messages."""
-    filter: str = ""
-    """Those whose properties pass this filter, such as `price>N10`."""
+    filter: FilterText = ""
+    """Those whose properties pass this filter, such as `price > 10`."""
     all: bool = False
     """All that are there now."""
     dry_run: bool = False

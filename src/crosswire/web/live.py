@@ -15,7 +15,6 @@ from crosswire.envelope import Envelope, parse_pattern
 from crosswire.hub.attachment import Attachment, Delivery, Notice
 from crosswire.hub.commits import CommitStage
 from crosswire.hub.ledger import LedgerPeer
-from crosswire.hub.subscriptions import predicate
 from crosswire.hub.turns import QUANTUM_S, TurnShare
 from crosswire.logs import fields_of
 from crosswire.server.log_selection import LogSelection
@@ -23,6 +22,7 @@ from crosswire.server.server import Server
 from crosswire.web.contract import EVENT_STREAM, Chunks, Operation, OperationRequest
 from crosswire.web.event_stream import EventBuffer, stream_events
 from crosswire.web.messages import show_message
+from crosswire.web.property_filter import FilterText, property_predicate
 from crosswire.web.times import at_s
 
 __all__ = ["LIVE_OPERATIONS"]
@@ -178,8 +178,8 @@ class TailQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     destination: str
     """A queue, topic or service, or a pattern of topics."""
-    filter: str = ""
-    """Only messages whose properties pass this filter, such as `price>N10`."""
+    filter: FilterText = ""
+    """Only messages whose properties pass this filter, such as `price > 10`."""
 
 
 def tail(ask: OperationRequest) -> Chunks:
@@ -191,7 +191,7 @@ def tail(ask: OperationRequest) -> Chunks:
     is_own_name = query.destination.partition("/")[2].startswith("@")
     if not is_own_name:
         parse_pattern(query.destination)
-    matches = predicate(query.filter)
+    matches = property_predicate(query.filter)
     buffer = EventBuffer(ask.streams)
 
     def begin() -> Callable[[], None]:

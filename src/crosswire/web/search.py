@@ -11,7 +11,6 @@ import msgspec
 from crosswire.envelope import Envelope, parse_pattern
 from crosswire.errors import ServiceUnavailable
 from crosswire.hub.ledger import LedgerRow
-from crosswire.hub.subscriptions import predicate
 from crosswire.server.ledger_search import FoundSteps, LedgerSearch, LedgerSources
 from crosswire.server.log_reader import Log
 from crosswire.server.log_selection import LogSelection
@@ -21,6 +20,7 @@ from crosswire.web.contract import Operation, OperationRequest
 from crosswire.web.messages import JsonMessage, shown_to
 from crosswire.web.numbers import Id
 from crosswire.web.paging import ListQuery, cursor_of, read_cursor
+from crosswire.web.property_filter import FilterText, property_predicate
 from crosswire.web.times import Moment, to_us
 
 __all__ = ["SEARCH_OPERATIONS", "find_steps", "log_of"]
@@ -54,8 +54,8 @@ class SearchQuery(ListQuery, frozen=True, kw_only=True):
     """Only messages that were accepted at this time or later."""
     until: Moment | None = None
     """Only messages that were accepted before this time."""
-    property: str = ""
-    """A filter on properties, such as `price>N10` or `name=Tacme`."""
+    property: FilterText = ""
+    """A filter on properties, such as `price > 10` or `name = acme`."""
     correlation: str = ""
     """The correlation of a request and its response."""
     outcome: Outcome | Literal[""] = ""
@@ -93,7 +93,7 @@ async def search_messages(ask: OperationRequest) -> SearchPage:
         if not query.destination.partition("/")[2].startswith("@"):
             parse_pattern(query.destination)
         ask.require_sight(query.destination)
-    matches = predicate(query.property)
+    matches = property_predicate(query.property)
     cursor: tuple[Id] | None = read_cursor(query.cursor, tuple[Id])
     log, hub = log_of(ask), ask.hub
     last = min(hub.committed_id, MAX_ID if cursor is None else cursor[0] - 1)

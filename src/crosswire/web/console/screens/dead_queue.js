@@ -68,7 +68,7 @@ function letters(screen, queue, mayAct) {
     query: cause === undefined ? {} : { cause },
     rows: (page) => page.letters,
     limit: 25,
-    filters: [{ name: "filter", label: "Property filter", placeholder: "price>N10", wide: true }],
+    filters: [{ name: "filter", label: "Property filter", placeholder: "price > 10", wide: true }],
     tools: [el("a", { class: "button", href: toSearch({ destination: `queue/${queue}/dead`, outcome: "waiting" }) }, "Newest first")],
     actions: mayAct ? (chosen, done) => {
       const ids = chosen.map((row) => row.id);
@@ -88,6 +88,6 @@ function letters(screen, queue, mayAct) {
       { title: "Size", number: true, hide: true, cell: (row) => size(row.message.size_bytes) },
     ],
     empty: (isFiltered) => emptyState(isFiltered ? "No letter passes the filter." : "There are no dead letters here.",
-      isFiltered ? "A filter names a property, an operator and a typed value: price>N10, name=Tacme." : "Messages that are refused or lost too often would be listed here."),
+      isFiltered ? "A filter names a property, an operator and a value: price > 10; name = acme. Text that looks like a number is in quotes." : "Messages that are refused or lost too often would be listed here."),
   });
 }

@@ -29,7 +29,7 @@ export async function show(screen) {
     filters: [
       { name: "destination", label: "Destination", placeholder: "queue/orders or topic/prices/#", wide: true },
       { name: "text", label: "Text in payload, key or properties", wide: true },
-      { name: "property", label: "Property filter", placeholder: "price>N10" },
+      { name: "property", label: "Property filter", placeholder: "price > 10" },
       { name: "correlation", label: "Correlation" },
       { name: "outcome", label: "Outcome", options: outcomeOptions() },
       { name: "since", label: "Since", type: "datetime-local", read: toUtc },

@@ -178,7 +178,7 @@ export async function show(screen) {
       text: el("p", {}, "Each is sent to the destination and removed here in one step. What consumers hold stays."),
       fields: [
         { name: "destination", label: "Destination", required: true, placeholder: "queue/parked", hint: "A queue or a topic." },
-        { name: "filter", label: "Only those that pass a filter", placeholder: "price>N10", hint: ids ? "Not with chosen messages." : "On properties; empty for all.", disabled: Boolean(ids) },
+        { name: "filter", label: "Only those that pass a filter", placeholder: "price > 10", hint: ids ? "Not with chosen messages." : "On properties; empty for all.", disabled: Boolean(ids) },
         { name: "rate", label: "Messages per second", kind: "number", value: 0, min: 0, hint: "0 for no limit." },
       ],
       action: "Move",
@@ -203,7 +203,7 @@ export async function show(screen) {
     openDialog({
       title: ids ? `Delete ${plural(ids.length, "message")}` : "Purge this queue",
       text: el("p", {}, ids ? "They can't be brought back." : ["All messages of ", name(queue), " that no consumer holds are deleted. They can't be brought back."]),
-      fields: ids ? [] : [{ name: "filter", label: "Only those that pass a filter", placeholder: "price>N10", hint: "On properties; empty for all." }],
+      fields: ids ? [] : [{ name: "filter", label: "Only those that pass a filter", placeholder: "price > 10", hint: "On properties; empty for all." }],
       action: "Delete messages",
       danger: true,
       dryRun: async (values, report, signal) => {
