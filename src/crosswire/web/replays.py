@@ -64,7 +64,7 @@ class ReplayRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayRows(msgspec.Struct, frozen=True):
-    """Running replays and the last ones that ended, the newest first."""
+    """A page of running replays, and of the last ones that ended."""
 
     replays: list[ReplayRow]
     next: str

@@ -19,7 +19,7 @@ from crosswire.hub.dead import origin_of, sent_again_as
 from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import LedgerRow
 from crosswire.lake.schemas import BACKWARD, FORWARD
-from crosswire.lake.wire_history import read_connection
+from crosswire.lake.wire_history import RecordedConnection, read_connection
 from crosswire.server.frame_search import CarryingFrame, find_frame
 from crosswire.server.ledger_search import FoundSteps
 from crosswire.server.log_selection import LogSelection
@@ -142,7 +142,7 @@ async def trace(ask: OperationRequest) -> Trace:
         if not rows and envelope is None:
             raise _unknown(identifier)
         links = await _links(ask, identifier, rows, envelope, found)
-        frames = await _frames(ask, rows, envelope)
+        frames, has_all_frames = await _frames(ask, rows, envelope)
     shown = None
     if envelope is not None:
         shown = shown_to(ask, envelope, most_bytes=None)
@@ -153,7 +153,7 @@ async def trace(ask: OperationRequest) -> Trace:
         found_in=found_in,
         links=links,
         frames=frames,
-        is_complete=found.is_complete,
+        is_complete=found.is_complete and has_all_frames,
     )
 
 
@@ -300,41 +300,50 @@ async def _dead_letters(
 
 async def _frames(
     ask: OperationRequest, rows: list[LedgerRow], envelope: Envelope | None
-) -> list[FrameRow]:
-    """The frames of its acceptance and its deliveries."""
+) -> tuple[list[FrameRow], bool]:
+    """The frames of its acceptance and its deliveries, and whether there was time to look for all
+    of them."""
     if envelope is None or not ask.may_read(envelope.destination):
-        return []
+        return [], True
     steps = [
         row
         for row in rows
         if row.step in _DIRECTIONS and row.connection and row.protocol in PROTOCOL_NAMES
     ][:_MOST_FRAMES]
     if not steps:
-        return []
+        return [], True
     log, lake, payload = log_of(ask), ask.server.lake_path, envelope.payload
     ends_at = time.monotonic() + _FRAMES_S
 
-    def go_on() -> None:
+    def is_over() -> bool:
         log.pause(0.0)
-        if time.monotonic() >= ends_at:
-            raise TimeoutError
+        return time.monotonic() >= ends_at
 
-    def find() -> list[FrameRow]:
+    def find() -> tuple[list[FrameRow], bool]:
         found = []
-        for row in steps:
+        is_complete = True
+        read: dict[str, tuple[int, RecordedConnection]] = {}
+        # The last step first: what is read of a connection up to it has the steps before it, too.
+        for row in reversed(steps):
+            until_us, recorded = read.get(row.connection, (0, None))
+            if recorded is None or not _reaches(recorded, row.time) or row.time > until_us:
+                recorded = read_connection(lake, row.connection, row.time, _RECORDED_BYTES, is_over)
+                read[row.connection] = row.time, recorded
+            is_complete = is_complete and recorded.is_complete
             direction = _DIRECTIONS[row.step]
-            try:
-                runs, is_whole = read_connection(
-                    lake, row.connection, row.time, _RECORDED_BYTES, go_on
-                )
-            except TimeoutError:
-                break
-            frame = find_frame(runs, is_whole, row.protocol, direction, row.time, payload)
+            frame = find_frame(
+                recorded.runs, recorded.is_whole, row.protocol, direction, row.time, payload
+            )
             if frame is not None:
                 found.append(_frame_row(row, frame))
-        return found
+        return found[::-1], is_complete
 
     return await log.in_thread(find)
+
+
+def _reaches(recorded: RecordedConnection, time_us: int) -> bool:
+    """Whether what was read of a connection begins before a time."""
+    return recorded.is_whole or bool(recorded.runs and recorded.runs[0].time < time_us)
 
 
 def _frame_row(row: LedgerRow, frame: CarryingFrame) -> FrameRow:
