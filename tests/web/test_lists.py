@@ -158,8 +158,8 @@ async def test_dead_letters_are_sorted(web: WebHub) -> None:
     await web.produce("queue/other", *["x"] * 600)
     letters = await bury(web, "g", properties={"n": 1})
     path = "/v1/dead/letters"
-    for limit in ({"limit": 2}, {"limit": 100}):
-        asked = {"queue": "q", **limit}
+    for limit in (2, 100):
+        asked: dict[str, Any] = {"queue": "q", "limit": limit}
         for sort, expected in (
             ("oldest", letters),
             ("newest", letters[::-1]),
