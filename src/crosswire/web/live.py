@@ -327,6 +327,11 @@ LIVE_OPERATIONS: Final = (
         handler=watch_events,
         answer=None,
         streams=EVENT_STREAM,
+        example_event=(
+            "id: 1\nevent: disconnected\n"
+            'data: {"time":"2026-11-16T12:00:00Z","connection":"emp-1-2f","protocol":"emp",'
+            '"address":"192.0.2.7:51770","principal":"anna","reason":"ping timeout"}\n\n'
+        ),
         needs="observe",
     ),
     Operation(
@@ -339,6 +344,12 @@ LIVE_OPERATIONS: Final = (
         query=TailQuery,
         answer=None,
         streams=EVENT_STREAM,
+        example_event=(
+            "id: 1\nevent: message\n"
+            'data: {"id":4711,"time":"2026-11-16T12:00:00Z","destination":"queue/orders",'
+            '"kind":"send","content_type":"application/json","size_bytes":14,'
+            '"json":{"item":"tea"},"protocol":"emp"}\n\n'
+        ),
         needs="principal",
     ),
 )
