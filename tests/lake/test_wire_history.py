@@ -63,6 +63,14 @@ def test_only_the_last_bytes(tmp_path: Path) -> None:
     assert found.is_complete
 
 
+def test_what_is_near_a_time(tmp_path: Path) -> None:
+    fill(tmp_path)
+    found = read_connection(tmp_path, "c", 20 * MINUTE, 1000, lambda: False, whole=False)
+    assert texts(found) == [b"19", b"20"]
+    assert not found.is_whole
+    assert found.is_complete
+
+
 def test_files_after_the_time_are_not_read(tmp_path: Path) -> None:
     fill(tmp_path)
     asked: list[None] = []

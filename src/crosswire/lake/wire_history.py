@@ -52,11 +52,18 @@ class RecordedConnection(NamedTuple):
 
 
 def read_connection(
-    lake: Path, connection: str, time_us: int, most_bytes: int, is_over: Callable[[], bool]
+    lake: Path,
+    connection: str,
+    time_us: int,
+    most_bytes: int,
+    is_over: Callable[[], bool],
+    *,
+    whole: bool = True,
 ) -> RecordedConnection:
     """The runs of a connection up to shortly after a time, in order, at most this many bytes of the
-    last ones. `is_over` is called before each file is read, and ends the search when it is true:
-    what was recorded long before the time is missing then. Raises LakeError."""
+    last ones; if not the `whole` connection, only what is near the time. `is_over` is called before
+    each file is read, and ends the search when it is true: what was recorded long before the time
+    is missing then. Raises LakeError."""
     runs: list[RecordedRun] = []
     size_bytes = 0
     for file in _files_until(lake, time_us + _LATE_US):
@@ -77,7 +84,8 @@ def read_connection(
         size_bytes += sum(len(run.data) for run in some)
         if any(row["kind"] == OPEN for row in found):
             return RecordedConnection(runs, size_bytes <= most_bytes, True)
-        if size_bytes > most_bytes:
+        is_enough = not whole and bool(runs) and runs[0].time < time_us - _EARLY_US
+        if is_enough or size_bytes > most_bytes:
             break
     while runs and size_bytes > most_bytes:
         size_bytes -= len(runs.pop(0).data)

@@ -322,18 +322,26 @@ async def _frames(
     def find() -> tuple[list[FrameRow], bool]:
         found = []
         is_complete = True
-        read: dict[str, tuple[int, RecordedConnection]] = {}
+        read: dict[str, RecordedConnection] = {}
         # The last step first: what is read of a connection up to it has the steps before it, too.
         for row in reversed(steps):
-            until_us, recorded = read.get(row.connection, (0, None))
-            if recorded is None or not _reaches(recorded, row.time) or row.time > until_us:
-                recorded = read_connection(lake, row.connection, row.time, _RECORDED_BYTES, is_over)
-                read[row.connection] = row.time, recorded
-            is_complete = is_complete and recorded.is_complete
-            direction = _DIRECTIONS[row.step]
-            frame = find_frame(
-                recorded.runs, recorded.is_whole, row.protocol, direction, row.time, payload
-            )
+            frame = None
+            # What is near the step is read first, and is mostly enough. Some decoders need the
+            # connection from its beginning on, which may be long ago.
+            for whole in (False, True):
+                recorded = read.get(row.connection)
+                if recorded is None or not (recorded.is_whole or _is_around(recorded, row.time)):
+                    recorded = read[row.connection] = read_connection(
+                        lake, row.connection, row.time, _RECORDED_BYTES, is_over, whole=whole
+                    )
+                is_complete = is_complete and recorded.is_complete
+                direction = _DIRECTIONS[row.step]
+                frame = find_frame(
+                    recorded.runs, recorded.is_whole, row.protocol, direction, row.time, payload
+                )
+                if recorded.is_whole or (frame is not None and frame.has_payload):
+                    break
+                read.pop(row.connection)
             if frame is not None:
                 found.append(_frame_row(row, frame))
         return found[::-1], is_complete
@@ -341,9 +349,10 @@ async def _frames(
     return await log.in_thread(find)
 
 
-def _reaches(recorded: RecordedConnection, time_us: int) -> bool:
-    """Whether what was read of a connection begins before a time."""
-    return recorded.is_whole or bool(recorded.runs and recorded.runs[0].time < time_us)
+def _is_around(recorded: RecordedConnection, time_us: int) -> bool:
+    """Whether what was read of a connection begins before a time, and ends after it."""
+    runs = recorded.runs
+    return bool(runs) and runs[0].time < time_us <= runs[-1].time
 
 
 def _frame_row(row: LedgerRow, frame: CarryingFrame) -> FrameRow:

@@ -253,6 +253,8 @@ export function serverTable(screen, spec) {
     put(body, rows.map((row) => tableRow(row)));
     focused?.();
     tableFrame.hidden = rows.length === 0;
+    // Nothing to sort or to filter.
+    if (controls && !spec.tools) controls.hidden = !rows.length && !following && page === 1 && !isFiltered();
     showEmpty();
     showPages();
     showSelection();
