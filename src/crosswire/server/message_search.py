@@ -320,8 +320,8 @@ class MessageSearch:
     def _whole(
         self, file: LakeFile, index: int, kept: Collection[int], most_bytes: int
     ) -> tuple[list[Envelope], bool]:
-        """Messages of a row group in order, and whether there are more than so many bytes: then
-        only the first of them, one at least."""
+        """Messages of a row group in order, and whether they have more bytes than `most_bytes`:
+        then only the first of them, one at least."""
         envelopes: deque[Envelope] = deque()
         size_bytes, is_cut = 0, False
         for batch in self._history.read_group(file, index, ENVELOPE_COLUMNS) if kept else ():
