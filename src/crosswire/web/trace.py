@@ -313,13 +313,14 @@ async def _frames(
     if not steps:
         return [], True
     log, lake, payload = log_of(ask), ask.server.lake_path, envelope.payload
-    ends_at = time.monotonic() + _FRAMES_S
-
-    def is_over() -> bool:
-        log.pause(0.0)
-        return time.monotonic() >= ends_at
 
     def find() -> tuple[list[FrameRow], bool]:
+        ends_at = time.monotonic() + _FRAMES_S
+
+        def is_over() -> bool:
+            log.pause(0.0)
+            return time.monotonic() >= ends_at
+
         found = []
         is_complete = True
         read: dict[str, RecordedConnection] = {}
