@@ -85,7 +85,7 @@ def backup(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         made["settled later"] = list(settled)
 
     asyncio.run(load())
-    assert Api(hub.url).get("/v1/checkpoints") == {"checkpoints": []}
+    assert Api(hub.url).get("/v1/checkpoints") == {"checkpoints": [], "next": ""}
     made["node"] = Api(hub.url).get("/v1/state")["node"]
     code, log = hub.end()
     assert (code, [each for each in log if each["level"] == "error"]) == (0, [])

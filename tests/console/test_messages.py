@@ -97,7 +97,7 @@ def test_a_long_search_can_be_stopped(console: ConsolePage) -> None:
     page.route("**/v1/messages?*", lambda route: route.fulfill(json=empty))
     console.visit("/messages?text=nothing")
     page.get_by_role("button", name="Stop").click()
-    expect(page.get_by_role("button", name="Look further back")).to_be_visible()
+    expect(page.get_by_role("button", name="Look further")).to_be_visible()
     expect(page.get_by_text("There is more to look through")).to_be_visible()
     console.check()
 
@@ -163,17 +163,44 @@ def test_many_letters_are_replayed_at_a_rate_with_progress(
     assert 0 < again < 12
 
 
-def test_the_newest_dead_letters_are_found_by_a_search(console: ConsolePage) -> None:
+def test_dead_letters_are_sorted(console: ConsolePage) -> None:
     console.visit("/dead/orders")
-    console.page.get_by_role("link", name="Newest first").click()
-    destination = console.page.get_by_label("Destination", exact=True)
-    expect(destination).to_have_value("queue/orders/dead")
+    table = console.page.get_by_role("table", name="Dead letters", exact=True)
+    rows = table.locator("tbody tr")
+    oldest = rows.first.get_attribute("data-key")
+    died = table.get_by_role("columnheader", name="Died")
+    expect(died).to_have_attribute("aria-sort", "ascending")
+    died.get_by_role("button").click()
+    expect(died).to_have_attribute("aria-sort", "descending")
+    expect(rows.last).to_have_attribute("data-key", str(oldest))
+    died.get_by_role("button").click()
+    expect(died).to_have_attribute("aria-sort", "ascending")
+    expect(rows.first).to_have_attribute("data-key", str(oldest))
+    table.get_by_role("button", name="Attempts").click()
+    expect(console.page).to_have_url(re.compile("sort=attempts"))
+    console.check()
+
+
+def test_a_message_leads_to_its_dead_letter(console: ConsolePage) -> None:
+    console.visit("/messages?destination=queue/orders/dead&sort=oldest")
+    accepted = console.page.get_by_role("columnheader", name="Accepted")
+    expect(accepted).to_have_attribute("aria-sort", "ascending")
     console.row("queue/orders/dead").first.get_by_role("link").first.click()
-    # From the message it is one click to its letter.
     expect(console.page.locator("main h1")).to_have_text(re.compile("^Message [0-9]+$"))
     console.page.get_by_role("link", name="Edit or replay").click()
     expect(console.page.get_by_label(re.compile("^Payload"))).to_be_visible()
     console.check()
+
+
+def test_a_filter_is_written_as_on_the_command_line(console: ConsolePage) -> None:
+    console.visit("/messages?destination=queue/orders")
+    field = console.page.get_by_label("Property filter")
+    field.fill("n > 3")
+    field.press("Enter")
+    expect(console.page.locator("main tbody tr")).to_have_count(1)
+    field.fill("n")
+    field.press("Enter")
+    expect(console.page.get_by_role("alert")).to_contain_text("no operator in 'n'")
 
 
 def test_a_live_tail_shows_what_is_accepted(console: ConsolePage, hub: RunningHub) -> None:

@@ -100,8 +100,8 @@ def test_lists_fit_beside_the_navigation(open_console: Any, flows: Api) -> None:
     for screen in ("/queues", "/messages", "/dead/letters", "/schedules", "/connections"):
         tab.visit(screen)
         wider = "each => Math.max(each.scrollWidth - each.clientWidth, 0)"
-        frame = tab.page.locator(".list .table-frame")
-        assert frame.evaluate(wider) == 0, screen
+        for frame in tab.page.locator(".list .table-frame").all():
+            assert frame.evaluate(wider) == 0, screen
 
 
 def test_hostile_names_are_shown_as_they_are(console: ConsolePage) -> None:

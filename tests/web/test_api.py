@@ -16,6 +16,8 @@ from crosswire.errors import RequestFailed
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.policies import QueuePolicy, TopicPolicy
 from crosswire.web.api import OPERATIONS
+from crosswire.web.contract import EVENT_STREAM
+from crosswire.web.messages import JsonMessage
 from crosswire.web.openapi import openapi
 from tests.web.conftest import StartWeb, Taker, WebHub, bury
 
@@ -368,6 +370,11 @@ def test_the_examples_of_the_document_are_valid() -> None:
         if operation.answer is not None:
             example = content["application/json"]["example"]
             msgspec.json.decode(json.dumps(example), type=operation.answer)
+        elif operation.streams == EVENT_STREAM:
+            lines = content[EVENT_STREAM]["example"].splitlines()
+            assert [line.partition(":")[0] for line in lines] == ["id", "event", "data", ""]
+            data = lines[2].removeprefix("data: ")
+            msgspec.json.decode(data, type=JsonMessage if operation.name == "tail" else dict)
         if operation.body is not None:
             body = described[operation.method.lower()]["requestBody"]["content"]
             example = body["application/json"]["example"]

@@ -10,7 +10,7 @@ import pytest
 
 from crosswire.access import User
 from crosswire.config import ConnectionLimits, HttpSettings
-from crosswire.errors import RequestFailed, StoreFailed
+from crosswire.errors import RequestFailed
 from crosswire.logs import fields_of
 from crosswire.web.api import OPERATIONS
 from tests.web.conftest import StartWeb, WebHub
@@ -125,13 +125,6 @@ async def test_producing_needs_its_own_right(start_web: StartWeb) -> None:
     assert web.server.context.counters["forbidden", "http"] == 2
 
 
-async def test_a_draining_hub_is_not_ready(web: WebHub) -> None:
-    web.server.context.draining = True
-    status, body = await web.ask("GET /readyz HTTP/1.1\nhost: localhost")
-    assert (status, b'"draining"' in body) == (503, True)
-    assert (await web.ask("GET /healthz HTTP/1.1\nhost: localhost"))[0] == 200
-
-
 async def test_a_head_that_does_not_end_is_cut_off(
     web: WebHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,51 +190,6 @@ async def test_what_was_asked_before_a_stop_is_answered(start_web: StartWeb) -> 
         await asyncio.sleep(0)
     await web.server.stop()
     assert await asking == [1]
-
-
-async def test_damage_is_shown_until_it_is_acknowledged(start_web: StartWeb) -> None:
-    web = await start_web(users=(ROOT, ANNA))
-    web.server.hub.store.report_damage("record", "message 7 of queue/a is damaged")
-    request = "GET /readyz HTTP/1.1\nhost: localhost"
-    for token in ("", ANNA.token, ROOT.token):
-        sign_in = f"\nauthorization: Bearer {token}" if token else ""
-        status, body = await web.ask(request + sign_in)
-        assert status == 200, "all that is intact is served"
-        assert b'"damaged"' in body
-        # Who may not observe learns nothing of what there is.
-        assert (b"queue/a" in body) == (token == ROOT.token)
-    state = await web.get("/v1/state", token=ROOT.token)
-    assert state["damaged"] and state["damage"] == ["message 7 of queue/a is damaged"]
-    (entry,) = (await web.get("/v1/damage", token=ROOT.token))["damage"]
-    assert entry["part"] == "record"
-    with pytest.raises(RequestFailed):
-        await web.post("/v1/damage/acknowledge", {}, token=ANNA.token)
-    answer = await web.post("/v1/damage/acknowledge", {}, token=ROOT.token)
-    assert answer == {"acknowledged": 1}
-    status, body = await web.ask("GET /readyz HTTP/1.1\nhost: localhost")
-    assert status == 200 and b'"ready"' in body
-    web.server.hub.store.report_damage("record", "message 7 of queue/a is damaged")
-    assert not (await web.get("/v1/state", token=ROOT.token))["damaged"], "it is known"
-
-
-async def test_a_failing_disk_is_not_called_full(
-    web: WebHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = web.server.hub.store
-
-    def fail(_batch: object) -> None:
-        raise StoreFailed("IO error: Input/output error")
-
-    monkeypatch.setattr(store, "_write", fail)
-    commits = web.server.hub.commits
-    commits.request()
-    with pytest.raises(StoreFailed):
-        await commits.flush()
-    status, body = await web.ask("GET /readyz HTTP/1.1\nhost: localhost")
-    assert status == 503 and b"Input/output error" in body and b"no room" not in body
-    monkeypatch.undo()
-    await commits.flush()
-    assert (await web.ask("GET /readyz HTTP/1.1\nhost: localhost"))[0] == 200
 
 
 def _asked_with(value: str) -> list[tuple[str, str]]:

@@ -68,6 +68,34 @@ async def test_messages_of_a_destination_newest_first(web: WebHub) -> None:
     assert await ids_of(web, destination="queue/none") == []
 
 
+async def test_messages_oldest_first(web: WebHub) -> None:
+    first = await web.produce("queue/a", *"123", properties={"n": 1})
+    other = await web.produce("queue/b", *"45")
+    between = datetime.now(UTC).isoformat()
+    later = await web.produce("queue/a", *"678", properties={"n": 1})
+    await settled(web)
+    for limit in (1, 2, 100):
+        asked = {"sort": "oldest", "limit": limit}
+        assert await ids_of(web, destination="queue/a", **asked) == [*first, *later]
+        assert await ids_of(web, **asked) == [*first, *other, *later]
+        assert await ids_of(web, property="n = 1", **asked) == [*first, *later]
+        assert await ids_of(web, since=between, **asked) == later
+        assert await ids_of(web, until=between, **asked) == [*first, *other]
+        assert await ids_of(web, destination="queue/a", until=between, **asked) == first
+        assert await ids_of(web, outcome="settled", **asked) == []
+
+
+async def test_large_messages_oldest_first(web: WebHub) -> None:
+    """A response has a limit of bytes: the next page goes on where it was reached."""
+    text = "x" * 900_000
+    sent = []
+    for _ in range(20):
+        sent += await web.produce("queue/a", text)
+    await settled(web)
+    for sort, expected in (("oldest", sent), ("newest", sent[::-1])):
+        assert await ids_of(web, destination="queue/a", sort=sort) == expected
+
+
 async def test_what_messages_have(web: WebHub) -> None:
     plain, marked = (
         await web.produce("queue/a", "Green Tea", properties={"n": 1}),
@@ -120,6 +148,7 @@ async def test_many_destinations_and_pages(web: WebHub) -> None:
         sent += await web.produce(f"queue/q{number}", "x", "y")
     await settled(web)
     assert await ids_of(web, limit=7) == sent[::-1]
+    assert await ids_of(web, limit=7, sort="oldest") == sent
 
 
 async def test_a_trace_is_found_when_memory_has_forgotten(web: WebHub) -> None:

@@ -76,7 +76,7 @@ def filter_of(options: argparse.Namespace) -> str:
     if not options.filter:
         return ""
     # Here: it takes the client library with it, which most calls don't need.
-    from crosswire.client.filters import wire_filter
+    from crosswire.filter_text import wire_filter
 
     return wire_filter(options.filter)
 

@@ -128,7 +128,7 @@ def _list(api: Api, options: argparse.Namespace) -> int:
         options.limit,
         queue=options.queue,
         filter=filter_of(options),
-        cursor=options.after or "",
+        after=options.after,
     )
     if options.json:
         print_json(answer)
@@ -146,7 +146,8 @@ def _list(api: Api, options: argparse.Namespace) -> int:
     head = ("id", "died", "attempts", "cause", "payload")
     print_table(head, rows, empty=f"no dead letters of {harmless(options.queue)}")
     if answer["next"]:
-        print(f"there may be more: use --after {answer['next']}", file=sys.stderr)
+        last = answer["letters"][-1]["id"]
+        print(f"there may be more: use --after {last}", file=sys.stderr)
     return 0
 
 

@@ -18,7 +18,6 @@ from crosswire.client.adapters.contract import (
     encode,
     retried,
 )
-from crosswire.client.filters import wire_filter
 from crosswire.client.message import Message, OutgoingMessage, outgoing
 from crosswire.client.native.dial import within
 from crosswire.envelope import Property, parse_destination, parse_pattern
@@ -28,6 +27,7 @@ from crosswire.errors import (
     InvalidDestination,
     ProviderFailed,
 )
+from crosswire.filter_text import wire_filter
 
 __all__ = ["CallHandler", "Client", "ClientSubscription", "ProvidedService"]
 

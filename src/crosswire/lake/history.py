@@ -285,26 +285,29 @@ class History:
             yield None, min(footer[-1].last_id, last)
         yield None, last
 
-    def groups_back(
-        self, first: int, last: int, since_us: int, until_us: int
+    def groups(
+        self, first: int, last: int, since_us: int, until_us: int, *, oldest_first: bool
     ) -> Iterator[tuple[LakeFile, int, int, int]]:
-        """Row groups that may have messages of these ids and times, the newest first: file, index,
-        and their first and last id."""
+        """Row groups that may have messages of these ids and times, in order: file, index, and
+        their first and last id."""
         with self._lock:
             files = list(self._files)
-        for file in reversed(files):
+        if oldest_first:
+            files = files[self._file_index(files, first) :]
+        for file in files if oldest_first else reversed(files):
             with self._lock:
                 footer = self._footer(file)
-            if footer[-1].last_id < first:
+            if footer[0].first_id > last if oldest_first else footer[-1].last_id < first:
                 return
-            for index, group in reversed(list(enumerate(footer))):
-                if (
-                    group.first_id <= last
-                    and group.last_id >= first
-                    and group.last_time >= since_us
-                    and group.first_time < until_us
-                ):
-                    yield file, index, group.first_id, group.last_id
+            found = [
+                (file, index, group.first_id, group.last_id)
+                for index, group in enumerate(footer)
+                if group.first_id <= last
+                and group.last_id >= first
+                and group.last_time >= since_us
+                and group.first_time < until_us
+            ]
+            yield from found if oldest_first else reversed(found)
 
     def read_group(
         self, file: LakeFile, index: int, names: Sequence[str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -11,10 +12,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from crosswire.errors import LakeError
-from crosswire.lake.files import LakeFile, find
+from crosswire.lake.files import LakeFile, date_of, find
 from crosswire.lake.schemas import DATA, OPEN
 
-__all__ = ["RecordedRun", "read_connection"]
+__all__ = ["RecordedConnection", "RecordedRun", "read_connection"]
 
 _COLUMNS: Final = (
     "connection",
@@ -28,6 +29,8 @@ _COLUMNS: Final = (
 )
 _LATE_US: Final = 5_000_000
 """How long after a step its bytes may be recorded."""
+_EARLY_US: Final = 10_000_000
+"""How long before a step its bytes may have passed."""
 
 
 class RecordedRun(NamedTuple):
@@ -39,19 +42,34 @@ class RecordedRun(NamedTuple):
     data: bytes
 
 
+class RecordedConnection(NamedTuple):
+    """What a lake has of a connection. `is_whole`: it begins with the connection; `is_complete`:
+    there was time to read everything around the time that was asked for."""
+
+    runs: list[RecordedRun]
+    is_whole: bool
+    is_complete: bool
+
+
 def read_connection(
-    lake: Path, connection: str, time_us: int, most_bytes: int, go_on: Callable[[], None]
-) -> tuple[list[RecordedRun], bool]:
+    lake: Path,
+    connection: str,
+    time_us: int,
+    most_bytes: int,
+    is_over: Callable[[], bool],
+    *,
+    whole: bool = True,
+) -> RecordedConnection:
     """The runs of a connection up to shortly after a time, in order, at most this many bytes of the
-    last ones; and whether they begin with the connection. `go_on` is called before each file is
-    read, and ends the search by what it raises. Raises LakeError."""
+    last ones; if not the `whole` connection, only what is near the time. `is_over` is called before
+    each file is read, and ends the search when it is true: what was recorded long before the time
+    is missing then. Raises LakeError."""
     runs: list[RecordedRun] = []
     size_bytes = 0
-    for file in sorted(
-        find(lake, ("wire",)), key=lambda each: (each.date, each.last), reverse=True
-    ):
-        go_on()
-        found: list[dict[str, Any]] = []
+    for file in _files_until(lake, time_us + _LATE_US):
+        if is_over():
+            is_complete = bool(runs) and runs[0].time < time_us - _EARLY_US
+            return RecordedConnection(runs, False, is_complete)
         try:
             found = list(_rows(file, connection, time_us + _LATE_US))
         except FileNotFoundError:
@@ -65,12 +83,46 @@ def read_connection(
         runs = some + runs
         size_bytes += sum(len(run.data) for run in some)
         if any(row["kind"] == OPEN for row in found):
-            return runs, size_bytes <= most_bytes
-        if size_bytes > most_bytes:
+            return RecordedConnection(runs, size_bytes <= most_bytes, True)
+        is_enough = not whole and bool(runs) and runs[0].time < time_us - _EARLY_US
+        if is_enough or size_bytes > most_bytes:
             break
     while runs and size_bytes > most_bytes:
         size_bytes -= len(runs.pop(0).data)
-    return runs, False
+    return RecordedConnection(runs, False, True)
+
+
+def _files_until(lake: Path, until_us: int) -> list[LakeFile]:
+    """Files with rows up to a time, the newest first. Those of a node are in order of time: a
+    lake of months is not read to find a minute of it."""
+    last_date = date_of(until_us)
+    by_node: dict[str, list[LakeFile]] = {}
+    for file in find(lake, ("wire",)):
+        if file.date <= last_date:
+            by_node.setdefault(file.node, []).append(file)
+    found: list[LakeFile] = []
+    for files in by_node.values():
+        files.sort(key=_order)
+        found += files[: bisect_right(files, until_us, key=_first_time)]
+    return sorted(found, key=_order, reverse=True)
+
+
+def _order(file: LakeFile) -> tuple[str, int]:
+    return file.date, file.last
+
+
+def _first_time(file: LakeFile) -> int:
+    """The time of the first row, by the statistics of the file; 0 if they are not there."""
+    try:
+        with pq.ParquetFile(file.path) as opened:
+            groups = opened.metadata
+            index = opened.schema_arrow.get_field_index("time")
+            known = groups.row_group(0).column(index).statistics if groups.num_row_groups else None
+    except FileNotFoundError:
+        return 0
+    except (OSError, pa.ArrowException) as error:
+        raise LakeError(f"{file.path} can't be read: {' '.join(str(error).split())}") from error
+    return 0 if known is None or not known.has_min_max else int(known.min)
 
 
 def _rows(file: LakeFile, connection: str, until_us: int) -> Iterator[dict[str, Any]]:

@@ -57,7 +57,8 @@ def find_frame(
     first = own[0].offset
     for run in runs:
         for row in decoders[run.direction].rows(run.data):
-            if run.direction == direction and row.error is None:
+            # A row without bytes notes that a decoder began in the middle; it is no frame.
+            if run.direction == direction and row.error is None and row.length:
                 found.append((run.time, row))
     stream = b"".join(run.data for run in own)
     sought = payload[:_SOUGHT_BYTES]

@@ -1,4 +1,4 @@
-"""Searches messages in store and lake, the newest first, on a thread.
+"""Searches messages in store and lake, the newest or the oldest first, on a thread.
 
 Ids that the lake covers are searched in its files, row group by row group; all others in the store:
 those of a few destinations in their logs, those of any destination by the journal, which has the
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -21,6 +22,7 @@ from crosswire.errors import RecordDamaged
 from crosswire.hub.filters import Predicate
 from crosswire.hub.ledger import Step, parse_block
 from crosswire.lake.columns import numbers
+from crosswire.lake.files import LakeFile
 from crosswire.lake.history import History
 from crosswire.server.log_snapshot import LogPiece, LogSnapshot, ids_of
 from crosswire.store.keys import MAX_ID, ROWS, row_key
@@ -96,15 +98,16 @@ class MessageCriteria(NamedTuple):
 
 
 class FoundMessages(NamedTuple):
-    """Messages, the newest first; everything with an id of `examined` or more was looked at."""
+    """Messages in order; everything up to the id `examined` was looked at, from the newest down or
+    from the oldest up."""
 
     messages: list[Envelope]
     examined: int
 
 
 class _SearchedPart(NamedTuple):
-    """Messages, the newest first; all with an id of `examined` or more were looked at. `is_cut`: of
-    what is directly below, some fitted and were not kept."""
+    """Messages in order; all up to the id `examined` were looked at. `is_cut`: of what is directly
+    beyond, some fitted and were not kept."""
 
     messages: list[Envelope]
     examined: int
@@ -123,6 +126,7 @@ class MessageSearch:
         names: Mapping[int, str],
         next_row: int,
         pause: Callable[[float], None],
+        oldest_first: bool = False,
     ) -> None:
         """`names` are those of the destinations whose logs may have some, by number."""
         self._snapshot = snapshot
@@ -133,30 +137,33 @@ class MessageSearch:
         self._numbers = {name: number for number, name in names.items()}
         self._next_row = next_row
         self._pause = pause
-        self._is_too_old = False
+        self._oldest_first = oldest_first
+        self._is_beyond = False
 
     def find(
         self, first: int, last: int, *, most: int, most_bytes: int, ends_at: float
     ) -> FoundMessages:
-        """Up to `most` messages with ids from `last` down to `first`, while there is time. Raises
-        FileNotFoundError if files of the lake were replaced meanwhile, and LakeError."""
+        """Up to `most` messages with ids from `first` to `last`, in order, while there is time.
+        Raises FileNotFoundError if files of the lake were replaced meanwhile, and LakeError."""
+        end = last if self._oldest_first else first
         first, last = self._narrow(first, last)
         found: list[Envelope] = []
         size_bytes = 0
-        for piece in reversed(list(self._snapshot(first, last))):
+        pieces = list(self._snapshot(first, last))
+        for piece in pieces if self._oldest_first else reversed(pieces):
             parts = (
                 self._in_lake(piece, most, most_bytes) if piece.in_lake else self._in_store(piece)
             )
-            for envelopes, upto, is_cut in parts:
+            for envelopes, examined, is_cut in parts:
                 for envelope in envelopes:
                     found.append(envelope)
                     size_bytes += len(envelope.payload)
                     if len(found) >= most or size_bytes >= most_bytes:
                         return FoundMessages(found, envelope.id)
                 if is_cut or time.monotonic() >= ends_at:
-                    return FoundMessages(found, upto)
+                    return FoundMessages(found, examined)
                 self._pause(_PAUSE_S)
-        return FoundMessages(found, 1)
+        return FoundMessages(found, end)
 
     def _narrow(self, first: int, last: int) -> tuple[int, int]:
         """The ids that the times allow, as far as that is found quickly."""
@@ -177,20 +184,27 @@ class MessageSearch:
         return self._by_journal(piece)
 
     def _in_logs(self, piece: LogPiece) -> Iterator[_SearchedPart]:
-        top, width = piece.last, _WIDTH
-        while top >= piece.first:
-            ends = [self._view.bounds(number, piece.first - 1, top) for number in self._names]
-            newest = max((each[1] for each in ends if each is not None), default=0)
-            if not newest:
+        first, last, width = piece.first, piece.last, _WIDTH
+        while first <= last:
+            ends = [self._view.bounds(number, first - 1, last) for number in self._names]
+            bounds = [each for each in ends if each is not None]
+            if not bounds:
                 return
-            bottom = max(newest - width + 1, piece.first)
+            # The next ids that there are: a step takes no more of what is between them.
+            if self._oldest_first:
+                bottom = min(each[0] for each in bounds)
+                top = min(bottom + width - 1, last)
+                first = top + 1
+            else:
+                top = max(each[1] for each in bounds)
+                bottom = max(top - width + 1, first)
+                last = bottom - 1
             envelopes = []
             for number in self._names:
-                envelopes += self._read(number, bottom, newest)
-            envelopes.sort(key=lambda each: -each.id)
-            yield _SearchedPart(envelopes, bottom)
+                envelopes += self._read(number, bottom, top)
+            envelopes.sort(key=lambda each: each.id, reverse=not self._oldest_first)
+            yield _SearchedPart(envelopes, top if self._oldest_first else bottom)
             width = min(width * 2, _WIDEST) if len(envelopes) < _WIDTH // 4 else _WIDTH
-            top = bottom - 1
 
     def _read(self, number: int, first: int, last: int) -> list[Envelope]:
         """The messages of a log that fit."""
@@ -214,27 +228,36 @@ class MessageSearch:
             return None
 
     def _by_journal(self, piece: LogPiece) -> Iterator[_SearchedPart]:
-        end = self._next_row
-        oldest = self._view.first(*ROWS)
-        least = end if oldest is None else int.from_bytes(oldest[1:])
-        while end > least:
-            begin = max(end - _ROWS, least)
-            blocks = list(self._view.scan(row_key(begin), row_key(end)))
-            for key, value in reversed(blocks):
-                accepted = sorted(self._accepted(int.from_bytes(key[1:]), value[4:]), reverse=True)
-                envelopes = [
-                    envelope
-                    for identifier, destination in accepted
-                    if piece.first <= identifier <= piece.last
-                    for envelope in self._fetch(destination, identifier)
-                ]
-                if accepted:
-                    yield _SearchedPart(envelopes, max(accepted[-1][0], piece.first))
-                    if accepted[-1][0] < piece.first:
-                        return
-                if self._is_too_old:
+        for first_row, block in self._blocks():
+            accepted = sorted(self._accepted(first_row, block), reverse=not self._oldest_first)
+            envelopes = [
+                envelope
+                for identifier, destination in accepted
+                if piece.first <= identifier <= piece.last
+                for envelope in self._fetch(destination, identifier)
+            ]
+            if accepted:
+                # Rows before the range are passed over: what was examined before stays so.
+                upto = accepted[-1][0]
+                if self._oldest_first:
+                    yield _SearchedPart(envelopes, max(min(upto, piece.last), piece.first - 1))
+                else:
+                    yield _SearchedPart(envelopes, min(max(upto, piece.first), piece.last + 1))
+                if upto > piece.last if self._oldest_first else upto < piece.first:
                     return
-            end = begin
+            if self._is_beyond:
+                return
+
+    def _blocks(self) -> Iterator[tuple[int, bytes]]:
+        """Blocks of the journal in order, each with the number of its first row."""
+        oldest = self._view.first(*ROWS)
+        least = self._next_row if oldest is None else int.from_bytes(oldest[1:])
+        begins = range(least, self._next_row, _ROWS)
+        for begin in begins if self._oldest_first else reversed(begins):
+            end = min(begin + _ROWS, self._next_row)
+            blocks = list(self._view.scan(row_key(begin), row_key(end)))
+            for key, value in blocks if self._oldest_first else reversed(blocks):
+                yield int.from_bytes(key[1:]), value[4:]
 
     def _accepted(self, first_row: int, block: bytes) -> Iterator[tuple[int, str]]:
         try:
@@ -243,9 +266,12 @@ class MessageSearch:
             return
         criteria = self._criteria
         for run in runs:
-            if run.step is Step.ACCEPTED and run.time < criteria.since_us:
-                self._is_too_old = True
-            elif run.step is Step.ACCEPTED and criteria.wants(run.destination):
+            if run.step is not Step.ACCEPTED:
+                continue
+            is_early, is_late = run.time < criteria.since_us, run.time >= criteria.until_us
+            if is_late if self._oldest_first else is_early:
+                self._is_beyond = True
+            elif not is_early and criteria.wants(run.destination):
                 for identifier in run.ids:
                     yield identifier, run.destination
 
@@ -261,30 +287,54 @@ class MessageSearch:
         return []
 
     def _in_lake(self, piece: LogPiece, most: int, most_bytes: int) -> Iterator[_SearchedPart]:
-        """A row group at a time: it is read forward, and its last messages that fit are kept."""
+        """A row group at a time: it is read forward, and its first or last messages that fit are
+        kept."""
         criteria = self._criteria
-        groups = self._history.groups_back(
-            piece.first, piece.last, criteria.since_us, criteria.until_us
+        groups = self._history.groups(
+            piece.first,
+            piece.last,
+            criteria.since_us,
+            criteria.until_us,
+            oldest_first=self._oldest_first,
         )
         columns = (*_HEADERS, "payload") if criteria.text else _HEADERS
-        for file, index, first_id, _ in groups:
+        for file, index, first_id, last_id in groups:
             kept: deque[int] = deque(maxlen=most)
             for batch in self._history.read_group(file, index, columns):
-                kept.extend(self._fitting(batch, piece))
+                fitting = self._fitting(batch, piece)
+                kept.extend(islice(fitting, most - len(kept)) if self._oldest_first else fitting)
                 self._pause(_PAUSE_S)
-            envelopes: deque[Envelope] = deque()
-            size_bytes, is_cut = 0, len(kept) == most
-            for batch in self._history.read_group(file, index, ENVELOPE_COLUMNS) if kept else ():
-                for row in np.nonzero(np.isin(ids_of(batch), list(kept)))[0].tolist():
-                    envelopes.append(envelope_of(batch, row))
-                    size_bytes += len(envelopes[-1].payload)
-                    while size_bytes > most_bytes and len(envelopes) > 1:
-                        size_bytes -= len(envelopes.popleft().payload)
-                        is_cut = True
-                self._pause(_PAUSE_S)
-            # Of more than are asked for only the newest were kept: the next search goes on below.
-            bottom = envelopes[0].id if is_cut else max(first_id, piece.first)
-            yield _SearchedPart(list(reversed(envelopes)), bottom, is_cut)
+                if self._oldest_first and len(kept) == most:
+                    break
+            envelopes, is_cut = self._whole(file, index, kept, most_bytes)
+            is_cut = is_cut or len(kept) == most
+            # Of more than are asked for only these were kept: the next search goes on after them.
+            if is_cut:
+                examined = envelopes[-1].id
+            elif self._oldest_first:
+                examined = min(last_id, piece.last)
+            else:
+                examined = max(first_id, piece.first)
+            yield _SearchedPart(envelopes, examined, is_cut)
+
+    def _whole(
+        self, file: LakeFile, index: int, kept: Collection[int], most_bytes: int
+    ) -> tuple[list[Envelope], bool]:
+        """Messages of a row group in order, and whether they have more bytes than `most_bytes`:
+        then only the first of them, one at least."""
+        envelopes: deque[Envelope] = deque()
+        size_bytes, is_cut = 0, False
+        for batch in self._history.read_group(file, index, ENVELOPE_COLUMNS) if kept else ():
+            for row in np.nonzero(np.isin(ids_of(batch), list(kept)))[0].tolist():
+                if self._oldest_first and size_bytes > most_bytes:
+                    return list(envelopes), True
+                envelopes.append(envelope_of(batch, row))
+                size_bytes += len(envelopes[-1].payload)
+                while not self._oldest_first and size_bytes > most_bytes and len(envelopes) > 1:
+                    size_bytes -= len(envelopes.popleft().payload)
+                    is_cut = True
+            self._pause(_PAUSE_S)
+        return list(envelopes if self._oldest_first else reversed(envelopes)), is_cut
 
     def _fitting(self, batch: pa.RecordBatch, piece: LogPiece) -> Iterator[int]:
         """The ids of the rows that fit, in order."""

@@ -15,7 +15,14 @@ from crosswire.web.contract import Operation, OperationRequest
 from crosswire.web.frame_rows import FrameDetail, FrameSummary, range_row, violation_row
 from crosswire.web.held_analyses import HeldAnalysis
 from crosswire.web.numbers import Id
-from crosswire.web.paging import ListQuery, cursor_of, read_cursor
+from crosswire.web.paging import (
+    ListQuery,
+    NameQuery,
+    SortKey,
+    cursor_of,
+    page_of,
+    read_cursor,
+)
 from crosswire.web.times import Moment, at_s, at_us
 from crosswire.wire.registry import PROTOCOL_NAMES
 
@@ -54,10 +61,19 @@ class AnalysisRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnalysisRows(msgspec.Struct, frozen=True):
-    """The analyses of the user."""
+    """A page of the analyses of the user."""
 
     analyses: list[AnalysisRow]
-    """The newest first."""
+    """Those that are held."""
+    next: str
+    """The cursor of the next page; empty after the last."""
+
+
+class AnalysesQuery(NameQuery, frozen=True, kw_only=True):
+    """A page of analyses, by default the newest first."""
+
+    sort: Literal["newest", "name", "size"] = "newest"
+    """By what the list is sorted: `size` begins with the largest."""
 
 
 class RemovedAnalysis(msgspec.Struct, frozen=True):
@@ -188,9 +204,20 @@ def _ports(text: str) -> dict[int, str]:
     return ports
 
 
-def list_analyses(ask: OperationRequest) -> AnalysisRows:
-    """The analyses of the user that are held."""
-    return AnalysisRows([_row(each) for each in ask.analyses.of(ask.principal)])
+async def list_analyses(ask: OperationRequest) -> AnalysisRows:
+    """A page of the analyses of the user that are held."""
+    query: AnalysesQuery = ask.query
+
+    def key(held: HeldAnalysis) -> SortKey | None:
+        if query.contains not in held.name:
+            return None
+        if query.sort == "name":
+            return 0.0, f"{held.name}\0{held.id}"
+        return -(held.size_bytes if query.sort == "size" else held.created_at), held.id
+
+    async with ask.work.turn() as turn:
+        page, following = await page_of(ask.analyses.of(ask.principal), key, query, turn)
+    return AnalysisRows([_row(each) for each in page], following)
 
 
 def show_analysis(ask: OperationRequest) -> AnalysisRow:
@@ -343,6 +370,7 @@ ANALYSIS_OPERATIONS: Final = (
         path="/v1/analyses",
         summary="Your analyses",
         handler=list_analyses,
+        query=AnalysesQuery,
         answer=AnalysisRows,
         needs="principal",
         on_standby=True,

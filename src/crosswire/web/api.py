@@ -11,6 +11,7 @@ from crosswire.web.connections import CONNECTION_OPERATIONS
 from crosswire.web.contract import Operation
 from crosswire.web.damage import DAMAGE_OPERATIONS
 from crosswire.web.dead import DEAD_OPERATIONS
+from crosswire.web.dead_lists import DEAD_LIST_OPERATIONS
 from crosswire.web.frames import FRAME_OPERATIONS
 from crosswire.web.ingest import INGEST_OPERATIONS
 from crosswire.web.live import LIVE_OPERATIONS
@@ -49,6 +50,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *ANALYSIS_OPERATIONS,
     *MESSAGE_OPERATIONS,
     *TRACE_OPERATIONS,
+    *DEAD_LIST_OPERATIONS,
     *DEAD_OPERATIONS,
     *SCHEDULE_OPERATIONS,
     *USER_OPERATIONS,

@@ -1,4 +1,4 @@
-"""The Starlette application: guards first, then the operations, metrics, health and readiness."""
+"""The Starlette application: guards first, then routes to the operations and all other pages."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import asyncio
 import functools
 import inspect
 import ipaddress
-import resource
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from datetime import UTC, datetime
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -24,12 +22,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from crosswire.access import ANONYMOUS
 from crosswire.envelope import LARGEST_INTEGER
-from crosswire.errors import CrosswireError, StoreFailed
+from crosswire.errors import CrosswireError
 from crosswire.hub.shares import holder_of_address
-from crosswire.server.metrics import render
 from crosswire.server.server import Server
-from crosswire.server.succession import Role, are_here
-from crosswire.server.watchdog import LATE_S
 from crosswire.web.api import OPERATIONS
 from crosswire.web.body_slots import LARGE_BYTES, BodySlots
 from crosswire.web.console_files import console_routes
@@ -45,9 +40,11 @@ from crosswire.web.contract import (
     failure_of,
 )
 from crosswire.web.held_analyses import HeldAnalyses
-from crosswire.web.long_work import LongWork, QueueTotals
+from crosswire.web.long_work import LongWork
+from crosswire.web.metrics_page import metrics_page
 from crosswire.web.numbers import check_numbers
 from crosswire.web.openapi import openapi
+from crosswire.web.readiness import readiness
 from crosswire.web.replays import Replays
 from crosswire.web.report_page import report_route
 from crosswire.web.report_tickets import ReportTickets
@@ -58,12 +55,10 @@ from crosswire.web.times import is_time
 __all__ = ["App"]
 
 _METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
-_DAMAGE: Final = 20
 _BODY_S: Final = 10.0
 _UPLOAD_S: Final = 120.0
 _NO_BODY_BYTES: Final = 1024
 _DIGITS: Final = 19
-_LAG_S: Final = 1.0
 _RETRY_S: Final = 5
 _TYPES: Final = {"json": JSON, "arrow": ARROW, "bytes": BYTES}
 _HEADERS: Final = {
@@ -298,255 +293,16 @@ class App:
     async def _readyz(self, request: Request) -> Response:
         """Readiness. Anybody may ask whether the hub is ready, only observers why it is not: errors
         and damage name files, destinations and users."""
-        status, answer = self._readiness()
+        status, answer = readiness(self.server)
         principal = self._identify(request)
         if principal is None or not self.server.context.access.may_observe(principal):
             answer = {key: answer[key] for key in ("status", "leader") if key in answer}
         return _json(status, answer)
 
-    def _readiness(self) -> tuple[int, dict[str, object]]:
-        if not self.server.is_leading:
-            return 503, self._standby()
-        context, store = self.server.context, self.server.hub.store
-        reasons = []
-        if context.draining:
-            reasons.append("draining")
-        obstacle = store.obstacle(context.now())
-        if obstacle is not None:
-            reason = str(obstacle)
-            if isinstance(obstacle, StoreFailed):
-                reason = f"{obstacle}: {store.last_error}"
-            reasons.append(reason)
-        if not self.server.started_at:
-            reasons.append("starting")
-        reasons += self._late()
-        # Damage does not make the hub unready: everything that is intact is served.
-        damage = [each.detail for each in store.damages.entries[-_DAMAGE:]]
-        status = "not ready" if reasons else "damaged" if damage else "ready"
-        answer: dict[str, object] = {
-            "status": status,
-            "reasons": reasons,
-            "notes": self._notes(),
-        }
-        if damage:
-            answer["damage"] = damage
-        return 503 if reasons else 200, answer
-
-    def _standby(self) -> dict[str, object]:
-        """Not ready, so that load balancers use the leader."""
-        server = self.server
-        if server.replica is None:
-            return {"status": "not ready", "reasons": ["starting"], "notes": []}
-        replica = server.replica
-        reasons = []
-        if server.context.draining:
-            reasons.append("draining")
-        if replica.trouble:
-            reasons.append(f"the log does not answer: {replica.trouble}")
-        if replica.fault():
-            reasons.append(f"it must not lead: {replica.fault()}")
-        leader = replica.succession.leader
-        return {
-            "status": f"standby of {replica.store.node or 'a hub'}",
-            "reasons": reasons,
-            "notes": replica.alarms(),
-            "leader": {"name": leader.replica, "address": leader.address},
-        }
-
-    def _late(self) -> list[str]:
-        """Reasons why schedules, deadlines, leases and retries are late."""
-        silent_s, late_s = self.server.watchdog.silent_s(), self.server.timekeeper.late_s()
-        reasons = []
-        if silent_s > LATE_S:
-            reasons.append(f"timers have not run for {silent_s:.1f} s")
-        if self.server.started_at and late_s > LATE_S:
-            reasons.append(f"timers are late by {late_s:.1f} s")
-        return reasons
-
-    def _notes(self) -> list[str]:
-        """Notes for operators, which don't make the hub unready."""
-        wall, now = self.server.hub.wall, self.server.context.now()
-        notes = [] if self.server.replica is None else self.server.replica.alarms()
-        if wall.last_jump is not None:
-            at, seconds = wall.last_jump
-            when = datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
-            notes.append(f"the system's clock jumped by {seconds:+.0f} s at {when}")
-        held_s = wall.held_s(now)
-        if held_s:
-            notes.append(f"retention by age is {wall.lag_s:.0f} s late for another {held_s:.0f} s")
-        worst_s = self.server.watchdog.worst_lag_s()
-        if worst_s > _LAG_S:
-            notes.append(f"the event loop was {worst_s:.1f} s late within the last minute")
-        return notes
-
     async def _metrics(self, request: Request) -> Response:
         await self._authenticate(request, "observe")
-        if not self.server.is_leading:
-            text = render(None, self.server.context.counters, self._replica_gauges(), {})
-            return Response(text, headers={**_HEADERS, "content-type": _METRICS})
-        totals = await self._work.totals(self.server)
-        watchdog, metrics = self.server.watchdog, self.server.metrics
-        lag = {
-            "crosswire_loop_lag_seconds": ("Delay of timer runs.", watchdog.lag),
-            "crosswire_loop_turn_seconds": (
-                "For how long turns of the event loop kept its thread busy.",
-                watchdog.turns,
-            ),
-            "crosswire_disk_wait_seconds": (
-                "For how long the event loop waited for the disk.",
-                metrics.disk_waits,
-            ),
-        }
-        text = render(self.server.metrics, self.server.context.counters, self._gauges(totals), lag)
+        text = await metrics_page(self.server, self._work)
         return Response(text, headers={**_HEADERS, "content-type": _METRICS})
-
-    def _gauges(self, totals: QueueTotals) -> dict[str, tuple[str, float]]:
-        hub, context = self.server.hub, self.server.context
-        watchdog = self.server.watchdog
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        return {
-            **self._replica_gauges(),
-            "crosswire_connections": (
-                "Open connections of all protocols but HTTP.",
-                len(context.gateways),
-            ),
-            "crosswire_connections_limit": (
-                "Connections that the hub has room for.",
-                context.connection_slots.most,
-            ),
-            "crosswire_connections_unidentified": (
-                "Connections whose peer has not identified itself.",
-                len(context.newcomers),
-            ),
-            "crosswire_connections_http": ("Open HTTP connections.", len(context.http_slots)),
-            "crosswire_memory_bytes": (
-                "What peers cause the hub to hold in memory.",
-                context.budget.held_bytes,
-            ),
-            "crosswire_memory_limit_bytes": ("The limit of it.", context.budget.limit_bytes),
-            "crosswire_memory_restrained": (
-                "Peers that are not read from, because memory is short.",
-                context.budget.restrained,
-            ),
-            "crosswire_windows_bytes": (
-                "Messages of queues and subscriptions in memory.",
-                hub.windows.held_bytes,
-            ),
-            "crosswire_addresses_refused": (
-                "Addresses with failed sign-ins within ten minutes.",
-                len(context.sign_ins),
-            ),
-            "crosswire_queues": ("Queues, including those of dead letters.", totals.queues),
-            "crosswire_queue_messages": ("Unsettled messages in queues.", totals.messages),
-            "crosswire_queue_bytes": ("Size of unsettled messages in queues.", totals.size_bytes),
-            "crosswire_dead_letters": ("Messages in queues of dead letters.", totals.dead_letters),
-            "crosswire_topics": ("Topics.", len(hub.topics_by_name())),
-            "crosswire_subscriptions": ("Named subscriptions.", hub.subscriptions.count),
-            "crosswire_services": ("Services with a provider.", hub.services.count),
-            "crosswire_schedules": ("Schedules.", hub.schedules.count),
-            "crosswire_staged_attempts": (
-                "Staged attempts of batches that are not committed.",
-                hub.staging.attempts,
-            ),
-            "crosswire_staged_bytes": ("Size of staged attempts.", hub.staging.staged_bytes),
-            "crosswire_newest_id": ("The newest message id.", hub.store.newest_id),
-            "crosswire_store_damaged": (
-                "Damage entries that are not acknowledged.",
-                len(hub.store.damages.entries),
-            ),
-            "crosswire_store_healthy": (
-                "1 if the last write succeeded.",
-                hub.store.last_error is None,
-            ),
-            "crosswire_draining": ("1 while the hub drains.", context.draining),
-            "crosswire_uptime_seconds": (
-                "Time since the start.",
-                context.now() - self.server.started_at,
-            ),
-            "crosswire_loop_lag_worst_seconds": (
-                "Largest delay of a timer run within a minute.",
-                watchdog.worst_lag_s(),
-            ),
-            "crosswire_loop_blocked_total": (
-                f"Times that the event loop was blocked for {LATE_S:g} s.",
-                watchdog.blocked,
-            ),
-            "crosswire_timers_late_seconds": (
-                "How long the next deadline has been overdue.",
-                self.server.timekeeper.late_s(),
-            ),
-            "crosswire_timers_failed_total": (
-                "Timers that raised.",
-                hub.callbacks.failed["timer"],
-            ),
-            "crosswire_schedules_failed_total": (
-                "Fires of schedules that failed.",
-                hub.schedules.failed,
-            ),
-            "crosswire_clock_jumps_forward_total": (
-                "Forward jumps of the system clock.",
-                hub.wall.forward,
-            ),
-            "crosswire_clock_jumps_back_total": (
-                "Backward jumps of the system clock.",
-                hub.wall.backward,
-            ),
-            "crosswire_retention_lag_seconds": (
-                "Delay of retention by age.",
-                hub.wall.lag_s,
-            ),
-            "process_cpu_seconds_total": ("CPU time.", usage.ru_utime + usage.ru_stime),
-            "process_resident_memory_max_bytes": ("Peak memory.", usage.ru_maxrss * 1024),
-        }
-
-    def _replica_gauges(self) -> dict[str, tuple[str, float]]:
-        replica = self.server.replica
-        if replica is None:
-            return {}
-        succession, commits, state = replica.succession, replica.commits, replica.log_state
-        here = are_here(replica.replicas)
-        applied = replica.store.position.number
-        newest = max([applied, *(each.synced for each in here)])
-        gauges: dict[str, tuple[str, float]] = {
-            "crosswire_replica_leading": ("1 on the leader.", succession.role is Role.LEADER),
-            "crosswire_replica_term": ("Number of the leader's takeover.", succession.term),
-            "crosswire_replica_takeovers_total": (
-                "How many times this replica began to lead.",
-                succession.takeovers,
-            ),
-            "crosswire_replica_applied": ("The last record in this store.", applied),
-            "crosswire_replica_lag_records": (
-                "Records that another replica has on its disk, and this one has not applied.",
-                newest - applied,
-            ),
-            "crosswire_replica_copies": ("Replicas that report.", len(here)),
-            "crosswire_replica_fit": ("1 if this replica may lead.", not replica.fault()),
-            "crosswire_log_answers": ("1 if the log answers.", not replica.trouble),
-        }
-        if commits is not None:
-            gauges["crosswire_log_append_seconds"] = (
-                "How long the last append took.",
-                commits.last_append_s,
-            )
-            gauges["crosswire_log_appended_bytes_total"] = (
-                "Bytes of groups that this leader appended.",
-                commits.appended_bytes,
-            )
-            gauges["crosswire_log_pending_bytes"] = (
-                "Bytes of groups that wait for the log.",
-                self.server.hub.commits.pending_bytes() if self.server.is_leading else 0,
-            )
-            gauges["crosswire_calls_unjournaled_total"] = (
-                "Requests and responses that were not recorded, because too much waited.",
-                self.server.hub.services.unjournaled if self.server.is_leading else 0,
-            )
-        if state is not None:
-            gauges["crosswire_log_bytes"] = ("Size of the log.", state.size_bytes)
-            gauges["crosswire_log_safe"] = (
-                "1 if the log's settings keep what it confirms.",
-                not state.unsafe,
-            )
-        return gauges
 
 
 class _Guard:

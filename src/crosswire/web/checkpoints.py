@@ -14,7 +14,7 @@ from crosswire.server.checkpoints import Checkpoints, LiveCheckpoint
 from crosswire.store.checkpoint import Checkpoint
 from crosswire.web.contract import BYTES, Chunks, Operation, OperationRequest
 from crosswire.web.numbers import Id
-from crosswire.web.paging import ListQuery, cursor_of, read_cursor
+from crosswire.web.paging import ListQuery, SortKey, cursor_of, page_of, read_cursor
 from crosswire.web.times import Moment, at_s
 
 __all__ = ["CHECKPOINT_OPERATIONS"]
@@ -68,10 +68,12 @@ class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointRows(msgspec.Struct, frozen=True):
-    """All checkpoints that there are; four at most."""
+    """A page of the checkpoints; there are four at most."""
 
     checkpoints: list[CheckpointRow]
     """The oldest first."""
+    next: str
+    """The cursor of the next page; empty after the last."""
 
 
 class LakeCopyRow(msgspec.Struct, frozen=True):
@@ -113,9 +115,16 @@ def create_checkpoint(ask: OperationRequest) -> CheckpointRow:
     return _row(_checkpoints(ask).create())
 
 
-def list_checkpoints(ask: OperationRequest) -> CheckpointRows:
-    """All of them."""
-    return CheckpointRows([_row(each) for each in _checkpoints(ask).all()])
+async def list_checkpoints(ask: OperationRequest) -> CheckpointRows:
+    """A page of them."""
+    query: ListQuery = ask.query
+
+    def key(live: LiveCheckpoint) -> SortKey:
+        return live.created_at, live.id
+
+    async with ask.work.turn() as turn:
+        page, following = await page_of(_checkpoints(ask).all(), key, query, turn)
+    return CheckpointRows([_row(each) for each in page], following)
 
 
 def show_checkpoint(ask: OperationRequest) -> CheckpointRow:
@@ -231,6 +240,7 @@ CHECKPOINT_OPERATIONS: Final = (
         path="/v1/checkpoints",
         summary="Checkpoints that are being made or can be fetched",
         handler=list_checkpoints,
+        query=ListQuery,
         answer=CheckpointRows,
     ),
     Operation(

@@ -304,6 +304,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     address."""
     checks_numbers: bool = False
     """Whether the handler checks the numbers of the body itself: there may be very many."""
+    example_event: str = ""
+    """Of a stream of events: one of them, with its data."""
 
 
 def statuses_of(operation: Operation) -> list[int]:

@@ -8,6 +8,7 @@ import msgspec
 
 from crosswire.store.damage import DamageEntry
 from crosswire.web.contract import Operation, OperationRequest
+from crosswire.web.paging import ListQuery, page_of
 from crosswire.web.times import Moment, at_s
 
 __all__ = ["DAMAGE_OPERATIONS"]
@@ -28,10 +29,12 @@ class DamageRow(msgspec.Struct, frozen=True, kw_only=True, rename={"end": "behin
 
 
 class DamageReport(msgspec.Struct, frozen=True):
-    """What of the store is damaged, and what that stopped."""
+    """A page of what of the store is damaged, and what that stopped."""
 
     damage: list[DamageRow]
-    """What is not acknowledged yet."""
+    """What is not acknowledged yet, the oldest first."""
+    next: str
+    """The cursor of the next page; empty after the last."""
     stopped: list[str]
     """Queues and subscriptions that deliver nothing until `crosswire store repair`, acknowledged or
     not."""
@@ -46,6 +49,7 @@ class AcknowledgedDamage(msgspec.Struct, frozen=True):
 
 async def show_damage(ask: OperationRequest) -> DamageReport:
     """Damage that is not acknowledged, and what it stopped."""
+    query: ListQuery = ask.query
     hub = ask.hub
     async with ask.work.turn() as turn:
         for destination in list(hub.store.destinations()):
@@ -53,8 +57,11 @@ async def show_damage(ask: OperationRequest) -> DamageReport:
                 # A queue reads its cursor when it is first used: this finds all that are stopped.
                 hub.queue(destination)
                 await turn.pause()
-    damage = [_row(each) for each in hub.store.damages.entries]
-    return DamageReport(damage, [each.title for each in hub.stopped()])
+        # They have no names, but are acknowledged all together: until then each keeps its index.
+        entries = list(enumerate(hub.store.damages.entries))
+        page, following = await page_of(entries, lambda entry: (entry[0], ""), query, turn)
+    damage = [_row(entry) for _, entry in page]
+    return DamageReport(damage, following, [each.title for each in hub.stopped()])
 
 
 def _row(entry: DamageEntry) -> DamageRow:
@@ -80,6 +87,7 @@ DAMAGE_OPERATIONS: Final = (
         path="/v1/damage",
         summary="Damage of the store that is not acknowledged, and what it stopped",
         handler=show_damage,
+        query=ListQuery,
         answer=DamageReport,
         needs="observe",
         on_standby=True,

@@ -13,12 +13,14 @@ from crosswire.hub.dead import DeadLetter
 from crosswire.hub.filters import Predicate
 from crosswire.hub.hub import Hub
 from crosswire.web.numbers import Id
+from crosswire.web.property_filter import FilterText
 
 __all__ = [
     "LISTED_IDS",
     "DeadLetterSelection",
     "MessageSelection",
     "dead_destination",
+    "dead_letter_ids_back",
     "dead_letter_pages",
     "dead_queue",
     "selected_ids",
@@ -29,6 +31,7 @@ LISTED_IDS: Final = 100
 _MOST_IDS: Final = 50_000
 _PAGE: Final = 256
 _PAGE_BYTES: Final = 512 << 10
+_WIDTH: Final = 512
 
 
 class MessageSelection(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,8 +39,8 @@ class MessageSelection(msgspec.Struct, frozen=True, kw_only=True):
 
     ids: Annotated[list[Id], msgspec.Meta(max_length=_MOST_IDS)] = []
     """These messages."""
-    filter: str = ""
-    """Those whose properties pass this filter, such as `price>N10`."""
+    filter: FilterText = ""
+    """Those whose properties pass this filter, such as `price > 10`."""
     all: bool = False
     """All that are there now."""
     dry_run: bool = False
@@ -83,6 +86,24 @@ def dead_letter_pages(hub: Hub, queue: str, *, after: int = 0) -> Iterator[Seque
     while page := list_page(after=after):
         after = page[-1].id
         yield page
+
+
+def dead_letter_ids_back(hub: Hub, queue: str, *, before: int) -> Iterator[list[int]]:
+    """Ids of the letters before an id, the newest first, a part at a time. What is between two
+    letters may be many other messages: a part that has few of them makes the next one wider."""
+    oldest = hub.dead_letters.list(queue, count=1)
+    first, width = oldest[0].id if oldest else before, _WIDTH
+    while before > first:
+        begin = max(before - width, first)
+        found = []
+        for page in dead_letter_pages(hub, queue, after=begin - 1):
+            ids = [each.id for each in page if each.id < before]
+            found += ids
+            if len(ids) < len(page):
+                break
+        yield found[::-1]
+        width = width * 2 if len(found) < _PAGE else max(width // 2, _WIDTH)
+        before = begin
 
 
 def selected_ids(

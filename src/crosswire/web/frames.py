@@ -233,6 +233,12 @@ FRAME_OPERATIONS: Final = (
         handler=watch_frames,
         answer=None,
         streams=EVENT_STREAM,
+        example_event=(
+            "id: 1\nevent: frame\n"
+            'data: {"number":1,"connection":"emp-1-2f","protocol":"emp","direction":"forward",'
+            '"sender":"client","offset":12,"length":8,"frame":"ping","violation":null,'
+            '"fields":{},"hex":"0000000402000000","masked":false,"ranges":[]}\n\n'
+        ),
         needs="principal",
     ),
 )

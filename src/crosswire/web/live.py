@@ -15,7 +15,6 @@ from crosswire.envelope import Envelope, parse_pattern
 from crosswire.hub.attachment import Attachment, Delivery, Notice
 from crosswire.hub.commits import CommitStage
 from crosswire.hub.ledger import LedgerPeer
-from crosswire.hub.subscriptions import predicate
 from crosswire.hub.turns import QUANTUM_S, TurnShare
 from crosswire.logs import fields_of
 from crosswire.server.log_selection import LogSelection
@@ -23,6 +22,7 @@ from crosswire.server.server import Server
 from crosswire.web.contract import EVENT_STREAM, Chunks, Operation, OperationRequest
 from crosswire.web.event_stream import EventBuffer, stream_events
 from crosswire.web.messages import show_message
+from crosswire.web.property_filter import FilterText, property_predicate
 from crosswire.web.times import at_s
 
 __all__ = ["LIVE_OPERATIONS"]
@@ -178,8 +178,8 @@ class TailQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     destination: str
     """A queue, topic or service, or a pattern of topics."""
-    filter: str = ""
-    """Only messages whose properties pass this filter, such as `price>N10`."""
+    filter: FilterText = ""
+    """Only messages whose properties pass this filter, such as `price > 10`."""
 
 
 def tail(ask: OperationRequest) -> Chunks:
@@ -191,7 +191,7 @@ def tail(ask: OperationRequest) -> Chunks:
     is_own_name = query.destination.partition("/")[2].startswith("@")
     if not is_own_name:
         parse_pattern(query.destination)
-    matches = predicate(query.filter)
+    matches = property_predicate(query.filter)
     buffer = EventBuffer(ask.streams)
 
     def begin() -> Callable[[], None]:
@@ -327,6 +327,11 @@ LIVE_OPERATIONS: Final = (
         handler=watch_events,
         answer=None,
         streams=EVENT_STREAM,
+        example_event=(
+            "id: 1\nevent: disconnected\n"
+            'data: {"time":"2026-11-16T12:00:00Z","connection":"emp-1-2f","protocol":"emp",'
+            '"address":"192.0.2.7:51770","principal":"anna","reason":"ping timeout"}\n\n'
+        ),
         needs="observe",
     ),
     Operation(
@@ -339,6 +344,12 @@ LIVE_OPERATIONS: Final = (
         query=TailQuery,
         answer=None,
         streams=EVENT_STREAM,
+        example_event=(
+            "id: 1\nevent: message\n"
+            'data: {"id":4711,"time":"2026-11-16T12:00:00Z","destination":"queue/orders",'
+            '"kind":"send","content_type":"application/json","size_bytes":14,'
+            '"json":{"item":"tea"},"protocol":"emp"}\n\n'
+        ),
         needs="principal",
     ),
 )

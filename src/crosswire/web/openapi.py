@@ -141,7 +141,9 @@ def _answer(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     if operation.streams == EVENT_STREAM:
         return {
             "description": "Server-sent events, until the client disconnects.",
-            "content": {EVENT_STREAM: {"schema": {"type": "string"}}},
+            "content": {
+                EVENT_STREAM: {"schema": {"type": "string"}, "example": operation.example_event}
+            },
         }
     if operation.streams == BYTES:
         return {

@@ -13,7 +13,6 @@ from crosswire.errors import InvalidDestination, UnknownMessage
 from crosswire.hub.ledger import LedgerPeer, Step
 from crosswire.hub.policies import QueuePolicy
 from crosswire.hub.queues import Queue
-from crosswire.hub.subscriptions import predicate
 from crosswire.web.consumers import (
     ConsumerRow,
     FlowRates,
@@ -26,6 +25,7 @@ from crosswire.web.dead_selection import MessageSelection, selected_ids
 from crosswire.web.messages import SHOWN_BYTES, JsonMessage, show_message
 from crosswire.web.numbers import Few, Id
 from crosswire.web.paging import NameQuery, page_of_names
+from crosswire.web.property_filter import property_predicate
 from crosswire.web.replays import ReplayRequest, ReplayRow
 from crosswire.web.state import Removed
 from crosswire.web.times import Moment, at_us
@@ -311,7 +311,8 @@ async def purge_queue(ask: OperationRequest) -> Purged:
     asked.check()
     matched = purged = 0
     async with ask.work.turn() as turn:
-        for ids in selected_ids(ask.hub, queue.destination, asked, predicate(asked.filter)):
+        matches = property_predicate(asked.filter)
+        for ids in selected_ids(ask.hub, queue.destination, asked, matches):
             matched += len(ids)
             for start in range(0, 0 if asked.dry_run else len(ids), _PURGED_AT_ONCE):
                 some = ids[start : start + _PURGED_AT_ONCE]
@@ -332,6 +333,8 @@ async def move_messages(ask: OperationRequest) -> ReplayRow:
     if not target.startswith(("queue/", "topic/")):
         raise InvalidDestination(f"{target!r} is neither a queue nor a topic")
     asked.check()
+    # Before the destination is created: a request that is refused changes nothing.
+    property_predicate(asked.filter)
     ask.hub.target(target, LedgerPeer("http", ask.connection, ask.principal))
     request = ReplayRequest(
         queue=queue.name,

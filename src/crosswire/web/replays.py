@@ -11,9 +11,9 @@ import msgspec
 from crosswire.errors import Forbidden, HubError, InvalidEnvelope, UnknownMessage
 from crosswire.gateways.edits import refit
 from crosswire.hub.hub import Hub
-from crosswire.hub.subscriptions import predicate
 from crosswire.hub.turns import TURN_S
 from crosswire.web.dead_selection import LISTED_IDS, DeadLetterSelection, dead_queue, selected_ids
+from crosswire.web.property_filter import property_predicate
 from crosswire.web.times import Moment, at_s
 
 __all__ = ["Replay", "ReplayRequest", "ReplayRow", "ReplayRows", "Replays"]
@@ -64,7 +64,7 @@ class ReplayRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayRows(msgspec.Struct, frozen=True):
-    """Running replays and the last ones that ended, the newest first."""
+    """A page of running replays, and of the last ones that ended."""
 
     replays: list[ReplayRow]
     next: str
@@ -121,7 +121,7 @@ class Replay:
     async def run(self, hub: Hub, queue: str, now: Callable[[], float]) -> None:
         """Send the selected letters; a HubError ends it with the state `failed`."""
         try:
-            matches = predicate(self.asked.filter)
+            matches = property_predicate(self.asked.filter)
             for ids in selected_ids(hub, queue, self.asked, matches):
                 self.matched += len(ids)
                 self.first += ids[: LISTED_IDS - len(self.first)]
@@ -201,7 +201,7 @@ class Replays:
         """
         asked.check()
         queue = source or dead_queue(hub, asked.queue)
-        predicate(asked.filter)
+        property_predicate(asked.filter)
         running = [each for each in self._replays.values() if each.state == "running"]
         own = sum(each.principal == principal for each in running)
         if len(running) >= _RUNNING or (principal and own >= _RUNNING_EACH):

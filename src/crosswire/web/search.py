@@ -1,4 +1,4 @@
-"""Search of messages over HTTP: in store and lake, off the event loop, the newest first."""
+"""Search of messages over HTTP: in store and lake, off the event loop, in order of time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import msgspec
 from crosswire.envelope import Envelope, parse_pattern
 from crosswire.errors import ServiceUnavailable
 from crosswire.hub.ledger import LedgerRow
-from crosswire.hub.subscriptions import predicate
 from crosswire.server.ledger_search import FoundSteps, LedgerSearch, LedgerSources
 from crosswire.server.log_reader import Log
 from crosswire.server.log_selection import LogSelection
@@ -21,6 +20,7 @@ from crosswire.web.contract import Operation, OperationRequest
 from crosswire.web.messages import JsonMessage, shown_to
 from crosswire.web.numbers import Id
 from crosswire.web.paging import ListQuery, cursor_of, read_cursor
+from crosswire.web.property_filter import FilterText, property_predicate
 from crosswire.web.times import Moment, to_us
 
 __all__ = ["SEARCH_OPERATIONS", "find_steps", "log_of"]
@@ -48,14 +48,16 @@ _ENDS: Final = ("settled", "dead", "expired", "dropped", "replayed", "answered",
 class SearchQuery(ListQuery, frozen=True, kw_only=True):
     """What the messages must have. All that is given must hold."""
 
+    sort: Literal["newest", "oldest"] = "newest"
+    """Which come first."""
     destination: str = ""
     """A destination, or a pattern of topics; by default all that the user may know of."""
     since: Moment | None = None
     """Only messages that were accepted at this time or later."""
     until: Moment | None = None
     """Only messages that were accepted before this time."""
-    property: str = ""
-    """A filter on properties, such as `price>N10` or `name=Tacme`."""
+    property: FilterText = ""
+    """A filter on properties, such as `price > 10` or `name = acme`."""
     correlation: str = ""
     """The correlation of a request and its response."""
     outcome: Outcome | Literal[""] = ""
@@ -76,7 +78,7 @@ class FoundMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SearchPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages, the newest first."""
+    """Messages in order of time."""
 
     messages: list[FoundMessage]
     next: str
@@ -93,10 +95,13 @@ async def search_messages(ask: OperationRequest) -> SearchPage:
         if not query.destination.partition("/")[2].startswith("@"):
             parse_pattern(query.destination)
         ask.require_sight(query.destination)
-    matches = predicate(query.property)
+    matches = property_predicate(query.property)
     cursor: tuple[Id] | None = read_cursor(query.cursor, tuple[Id])
     log, hub = log_of(ask), ask.hub
-    last = min(hub.committed_id, MAX_ID if cursor is None else cursor[0] - 1)
+    is_forward = query.sort == "oldest"
+    first, last = 1, hub.committed_id
+    if cursor is not None:
+        first, last = (cursor[0] + 1, last) if is_forward else (1, min(last, cursor[0] - 1))
     ends_at = time.monotonic() + _SEARCH_S
     criteria = MessageCriteria(
         _wants(ask, query),
@@ -109,17 +114,20 @@ async def search_messages(ask: OperationRequest) -> SearchPage:
     found: list[FoundMessage] = []
     async with log.reader(ask.principal):
         while True:
-            part = await _find(ask, log, query, criteria, last, query.limit - len(found), ends_at)
+            most = query.limit - len(found)
+            part = await _find(ask, log, query, criteria, first, last, most, ends_at)
             steps = await find_steps(ask, {each.id for each in part.messages}, _STEPS_S)
             for envelope in part.messages:
                 outcome = _outcome(ask, envelope, steps)
                 if query.outcome in ("", outcome):
                     found.append(FoundMessage(message=shown_to(ask, envelope), outcome=outcome))
-            last = part.examined - 1
-            is_over = last < 1 or not part.messages
+            first, last = (part.examined + 1, last) if is_forward else (1, part.examined - 1)
+            is_over = last < first or not part.messages
             if is_over or len(found) >= query.limit or time.monotonic() >= ends_at:
                 break
-    return SearchPage(messages=found, next=cursor_of(last + 1) if last >= 1 else "")
+    if last < first:
+        return SearchPage(messages=found, next="")
+    return SearchPage(messages=found, next=cursor_of(first - 1 if is_forward else last + 1))
 
 
 def _wants(ask: OperationRequest, query: SearchQuery) -> Callable[[str], bool]:
@@ -144,6 +152,7 @@ async def _find(
     log: Log,
     query: SearchQuery,
     criteria: MessageCriteria,
+    first: int,
     last: int,
     most: int,
     ends_at: float,
@@ -164,8 +173,9 @@ async def _find(
             names={number: name for name, number in logs.items()},
             next_row=next_row,
             pause=log.pause,
+            oldest_first=query.sort == "oldest",
         )
-        return search.find(1, last, most=most, most_bytes=_MOST_BYTES, ends_at=ends_at)
+        return search.find(first, last, most=most, most_bytes=_MOST_BYTES, ends_at=ends_at)
 
     return await log.with_files(find)
 
@@ -215,7 +225,7 @@ SEARCH_OPERATIONS: Final = (
         tag="messages",
         method="GET",
         path="/v1/messages",
-        summary="Search messages, the newest first: in memory, on disk and in the lake",
+        summary="Search messages in order of time: in memory, on disk and in the lake",
         handler=search_messages,
         query=SearchQuery,
         answer=SearchPage,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from heapq import nlargest
 from typing import Annotated, Final, Literal
 
 import msgspec
 
 from crosswire.access import parse_subscription_label, subscription_label
 from crosswire.errors import InvalidEnvelope, UnknownMessage
+from crosswire.server.activity import Activity
 from crosswire.server.time_series import TIERS, Tier
 from crosswire.web.consumers import FlowRates, is_own_or_observed, rates_of
 from crosswire.web.contract import Operation, OperationRequest
+from crosswire.web.paging import ListQuery, SortKey, page_of
 from crosswire.web.times import Moment, at_s, to_us
 
 __all__ = ["STATS_OPERATIONS"]
@@ -55,7 +56,7 @@ class StatsAnswer(msgspec.Struct, frozen=True, kw_only=True):
     for the busiest, and begin with the first request for others."""
 
 
-class BusiestQuery(msgspec.Struct, frozen=True, kw_only=True):
+class BusiestQuery(ListQuery, frozen=True, kw_only=True):
     """What to list."""
 
     kind: Literal["", "queue", "topic", "service", "subscription"] = ""
@@ -81,6 +82,8 @@ class BusiestAnswer(msgspec.Struct, frozen=True, kw_only=True):
     time: Moment
     rows: list[BusyRow]
     """Destinations and named subscriptions."""
+    next: str
+    """The cursor of the next page; empty after the last."""
 
 
 def show_stats(ask: OperationRequest) -> StatsAnswer:
@@ -137,25 +140,33 @@ async def list_busiest(ask: OperationRequest) -> BusiestAnswer:
     """What is busiest of what the principal may know of."""
     query: BusiestQuery = ask.query
     now = ask.now()
-    found = []
+
+    def key(entry: tuple[str, Activity]) -> SortKey | None:
+        label, activity = entry
+        kind = _kind(label)
+        if query.kind not in ("", kind):
+            return None
+        if kind == "subscription":
+            is_visible = is_own_or_observed(ask, parse_subscription_label(label)[0])
+        else:
+            is_visible = ask.may_see(label)
+        return (-activity.recent(), label) if is_visible else None
+
+    active = list(ask.server.metrics.destinations.active(now))
     async with ask.work.turn() as turn:
-        for label, activity in list(ask.server.metrics.destinations.active(now)):
-            kind, slash, _ = label.partition("/")
-            if not slash:
-                kind = "subscription"
-                is_visible = is_own_or_observed(ask, parse_subscription_label(label)[0])
-            else:
-                is_visible = ask.may_see(label)
-            if is_visible and query.kind in ("", kind):
-                found.append((activity.recent(), label, kind, activity))
-            await turn.pause()
+        page, following = await page_of(active, key, query, turn)
     rows = []
-    for _, label, kind, activity in nlargest(query.limit, found, key=lambda each: each[:2]):
-        owner, name = "", label.partition("/")[2]
+    for label, activity in page:
+        kind, owner, name = _kind(label), "", label.partition("/")[2]
         if kind == "subscription":
             owner, name = parse_subscription_label(label)
         rows.append(BusyRow(kind=kind, name=name, owner=owner, rates=rates_of(activity, now)))
-    return BusiestAnswer(time=at_s(ask.hub.wall.at(now)), rows=rows)
+    return BusiestAnswer(time=at_s(ask.hub.wall.at(now)), rows=rows, next=following)
+
+
+def _kind(label: str) -> str:
+    kind, slash, _ = label.partition("/")
+    return kind if slash else "subscription"
 
 
 STATS_OPERATIONS: Final = (

@@ -114,6 +114,16 @@ class LakeFilePage(msgspec.Struct, frozen=True):
     """The cursor of the next page; empty after the last."""
 
 
+class LakeGapsQuery(ListQuery, frozen=True, kw_only=True):
+    """A page of the lake's gaps, by default the newest first."""
+
+    sort: Literal["newest", "table", "rows"] = "newest"
+    """By what the list is sorted: `rows` begins with the gap that has the most. All but `newest`
+    sort the 10,000 newest gaps."""
+    table: LakeTable = ""
+    """Only gaps of this table."""
+
+
 class LakeGapRow(msgspec.Struct, frozen=True, kw_only=True):
     """Rows that a table of the lake will never have."""
 
@@ -126,7 +136,7 @@ class LakeGapRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LakeGapPage(msgspec.Struct, frozen=True):
-    """A page of the lake's gaps, the newest first."""
+    """A page of the lake's gaps."""
 
     gaps: list[LakeGapRow]
     next: str
@@ -288,25 +298,34 @@ def _file_row(file: LakeFile, lake: Path) -> LakeFileRow:
 
 
 async def list_lake_gaps(ask: OperationRequest) -> LakeGapPage:
-    """A page of what the lake will never have, the newest first. Raises LakeError."""
-    query: ListQuery = ask.query
+    """A page of what the lake will never have. Raises LakeError."""
+    query: LakeGapsQuery = ask.query
     lake, log = ask.server.lake_path, _log(ask)
-    before: tuple[int] | None = read_cursor(query.cursor, tuple[int])
+    after: tuple[float, str, int] | None = read_cursor(query.cursor, tuple[float, str, int])
+    # In order of time, what was on the pages before need not be read again.
+    upto = -after[2] if after is not None and query.sort == "newest" else None
 
-    def read() -> list[tuple[int, LakeGapRow]]:
-        found: list[tuple[int, LakeGapRow]] = []
+    def key(seq: int, row: LakeGapRow) -> tuple[float, str, int]:
+        rows = row.first - row.last - 1 if query.sort == "rows" else 0
+        return rows, row.table if query.sort == "table" else "", -seq
+
+    def read() -> list[tuple[tuple[float, str, int], LakeGapRow]]:
+        found: list[tuple[tuple[float, str, int], LakeGapRow]] = []
         for file in sorted(find(lake, ("gaps",)), key=lambda each: -each.last):
             log.pause(0.0)
-            if before is not None and file.first >= before[0]:
+            if upto is not None and file.first >= upto:
                 continue
-            found += _gaps_of(file.path)
+            for seq, row in _gaps_of(file.path):
+                if query.table in ("", row.table):
+                    found.append((key(seq, row), row))
             if len(found) > _GAPS:
                 break
-        return sorted(found, key=lambda each: -each[0])
+        found.sort(key=lambda each: each[0])
+        return [each for each in found if after is None or each[0] > after]
 
-    rows = [each for each in await log.in_thread(read) if before is None or each[0] < before[0]]
+    rows = await log.in_thread(read)
     shown = rows[: query.limit]
-    following = cursor_of(shown[-1][0]) if len(rows) > len(shown) else ""
+    following = cursor_of(*shown[-1][0]) if len(rows) > len(shown) else ""
     return LakeGapPage([row for _, row in shown], following)
 
 
@@ -371,7 +390,7 @@ STORAGE_OPERATIONS: Final = (
         path="/v1/lake/gaps",
         summary="What the lake will never have, and why",
         handler=list_lake_gaps,
-        query=ListQuery,
+        query=LakeGapsQuery,
         answer=LakeGapPage,
         needs="observe",
     ),

@@ -19,7 +19,7 @@ from crosswire.hub.dead import origin_of, sent_again_as
 from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import LedgerRow
 from crosswire.lake.schemas import BACKWARD, FORWARD
-from crosswire.lake.wire_history import read_connection
+from crosswire.lake.wire_history import RecordedConnection, read_connection
 from crosswire.server.frame_search import CarryingFrame, find_frame
 from crosswire.server.ledger_search import FoundSteps
 from crosswire.server.log_selection import LogSelection
@@ -42,7 +42,7 @@ _STEPS_S: Final = 3.0
 _LINKS_S: Final = 1.0
 _SAME_TIME: Final = 1_000
 _MOST_BYTES: Final = 64 << 20
-_FRAMES_S: Final = 1.0
+_FRAMES_S: Final = 2.0
 _MOST_FRAMES: Final = 10
 _RECORDED_BYTES: Final = 4 << 20
 _HEX_BYTES: Final = 64 << 10
@@ -142,7 +142,7 @@ async def trace(ask: OperationRequest) -> Trace:
         if not rows and envelope is None:
             raise _unknown(identifier)
         links = await _links(ask, identifier, rows, envelope, found)
-        frames = await _frames(ask, rows, envelope)
+        frames, has_all_frames = await _frames(ask, rows, envelope)
     shown = None
     if envelope is not None:
         shown = shown_to(ask, envelope, most_bytes=None)
@@ -153,7 +153,7 @@ async def trace(ask: OperationRequest) -> Trace:
         found_in=found_in,
         links=links,
         frames=frames,
-        is_complete=found.is_complete,
+        is_complete=found.is_complete and has_all_frames,
     )
 
 
@@ -300,41 +300,60 @@ async def _dead_letters(
 
 async def _frames(
     ask: OperationRequest, rows: list[LedgerRow], envelope: Envelope | None
-) -> list[FrameRow]:
-    """The frames of its acceptance and its deliveries."""
+) -> tuple[list[FrameRow], bool]:
+    """The frames of its acceptance and its deliveries, and whether there was time to look for all
+    of them."""
     if envelope is None or not ask.may_read(envelope.destination):
-        return []
+        return [], True
     steps = [
         row
         for row in rows
         if row.step in _DIRECTIONS and row.connection and row.protocol in PROTOCOL_NAMES
     ][:_MOST_FRAMES]
     if not steps:
-        return []
+        return [], True
     log, lake, payload = log_of(ask), ask.server.lake_path, envelope.payload
-    ends_at = time.monotonic() + _FRAMES_S
 
-    def go_on() -> None:
-        log.pause(0.0)
-        if time.monotonic() >= ends_at:
-            raise TimeoutError
+    def find() -> tuple[list[FrameRow], bool]:
+        ends_at = time.monotonic() + _FRAMES_S
 
-    def find() -> list[FrameRow]:
+        def is_over() -> bool:
+            log.pause(0.0)
+            return time.monotonic() >= ends_at
+
         found = []
-        for row in steps:
-            direction = _DIRECTIONS[row.step]
-            try:
-                runs, is_whole = read_connection(
-                    lake, row.connection, row.time, _RECORDED_BYTES, go_on
+        is_complete = True
+        read: dict[str, RecordedConnection] = {}
+        # The last step first: what is read of a connection up to it has the steps before it, too.
+        for row in reversed(steps):
+            frame = None
+            # What is near the step is read first, and is mostly enough. Some decoders need the
+            # connection from its beginning on, which may be long ago.
+            for whole in (False, True):
+                recorded = read.get(row.connection)
+                if recorded is None or not (recorded.is_whole or _is_around(recorded, row.time)):
+                    recorded = read[row.connection] = read_connection(
+                        lake, row.connection, row.time, _RECORDED_BYTES, is_over, whole=whole
+                    )
+                is_complete = is_complete and recorded.is_complete
+                direction = _DIRECTIONS[row.step]
+                frame = find_frame(
+                    recorded.runs, recorded.is_whole, row.protocol, direction, row.time, payload
                 )
-            except TimeoutError:
-                break
-            frame = find_frame(runs, is_whole, row.protocol, direction, row.time, payload)
+                if recorded.is_whole or (frame is not None and frame.has_payload):
+                    break
+                read.pop(row.connection)
             if frame is not None:
                 found.append(_frame_row(row, frame))
-        return found
+        return found[::-1], is_complete
 
     return await log.in_thread(find)
+
+
+def _is_around(recorded: RecordedConnection, time_us: int) -> bool:
+    """Whether what was read of a connection begins before a time, and ends after it."""
+    runs = recorded.runs
+    return bool(runs) and runs[0].time < time_us <= runs[-1].time
 
 
 def _frame_row(row: LedgerRow, frame: CarryingFrame) -> FrameRow:

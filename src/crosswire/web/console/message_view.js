@@ -33,21 +33,25 @@ export function payloadText(message) {
 export function preview(message) {
   if (message.hidden) return el("span", { class: "preview" }, "content hidden");
   let text;
-  if (message.json !== undefined) text = JSON.stringify(message.json);
+  // With spaces, so that it is broken between members.
+  if (message.json !== undefined) text = JSON.stringify(message.json, null, 1).replaceAll(/\n\s*/g, " ");
   else if (typeof message.text === "string") text = message.text;
   else text = `${size(message.size_bytes)} of binary data`;
   return el("span", { class: "preview" }, name(text.slice(0, PREVIEW)), text.length > PREVIEW ? "…" : "");
 }
 
-/** Columns of a list of messages; `of(row)` takes the message from a row. */
-export function messageColumns(of = (row) => row, { destination = false, outcome = null } = {}) {
+/** The orders of a column with times. */
+export const BY_TIME = { sort: "newest", falling: true, reverse: ["oldest", "The oldest first"] };
+
+/** Columns of a list of messages; `of(row)` takes the message from a row. `sorted`: by the hub. */
+export function messageColumns(of = (row) => row, { destination = false, outcome = null, sorted = false } = {}) {
   return [
     { title: "Message", cell: (row) => messageLink(of(row).id) },
-    { title: "Accepted", class: "nowrap", cell: (row) => time(of(row).time) },
+    { title: "Accepted", class: "nowrap", ...(sorted ? BY_TIME : {}), cell: (row) => time(of(row).time) },
     outcome ? { title: "Outcome", cell: (row) => outcomeTag(outcome(row)) } : null,
     destination ? { title: "Destination", class: "keep", cell: (row) => destinationLink(of(row).destination) } : null,
     { title: "Payload", cell: (row) => preview(of(row)) },
-    { title: "From", hide: true, cell: (row) => [protocolName(of(row).protocol), " ", of(row).connection ? connectionLink(of(row).connection) : name(of(row).principal ?? "")] },
+    { title: "From", class: "nowrap", hide: true, cell: (row) => [protocolName(of(row).protocol), " ", of(row).connection ? connectionLink(of(row).connection) : name(of(row).principal ?? "")] },
     { title: "Size", number: true, hide: true, cell: (row) => size(of(row).size_bytes) },
   ].filter(Boolean);
 }

@@ -35,7 +35,8 @@ function axisMost(most, isBinary) {
   const base = isBinary ? 1024 ** Math.max(Math.floor(Math.log(most) / Math.log(1024)), 0) : 1;
   const scaled = most / base;
   const power = 10 ** Math.floor(Math.log10(scaled));
-  for (const factor of [1, 2, 5, 10]) if (scaled <= factor * power) return factor * power * base;
+  // Less, not equal: a line at the top would cross the number that is there.
+  for (const factor of [1, 2, 5, 10, 20]) if (scaled < factor * power) return factor * power * base;
   return most;
 }
 
@@ -53,6 +54,7 @@ export function sparkline(values, label) {
  */
 export function timeSeries({ title, format, binary = false }) {
   const top = el("span", { class: "plot-top" });
+  const nothing = el("span", { class: "plot-nothing" }, "nothing measured yet");
   const left = el("span", {});
   const right = el("span", {});
   const legend = el("ul", { class: "legend" });
@@ -64,7 +66,7 @@ export function timeSeries({ title, format, binary = false }) {
     svg("line", { class: "grid", x1: 0, x2: WIDTH, y1: 0, y2: 0 }), paths, cursor);
   const root = el("figure", { class: "plot" },
     el("figcaption", {}, el("span", { class: "plot-title" }, title), legend),
-    el("div", { class: "plot-area" }, top, picture),
+    el("div", { class: "plot-area" }, top, nothing, picture),
     el("div", { class: "plot-times" }, left, right));
   let shown = { first: "", step_s: 1, lines: [] };
   let chosen = null;
@@ -104,6 +106,7 @@ export function timeSeries({ title, format, binary = false }) {
     const most = axisMost(largest(points.lines.map((line) => line.values)), binary);
     put(paths, points.lines.map((line) => svg("path", { class: `line ${line.kind}`, d: linePath(line.values, most, WIDTH, HEIGHT) })));
     put(top, format(most));
+    nothing.hidden = points.lines.some((line) => line.values.some((each) => each !== null));
     const length = points.lines[0]?.values.length ?? 0;
     put(left, length ? timeText(timeOf(0)) : "");
     put(right, length ? timeText(timeOf(length - 1)) : "");

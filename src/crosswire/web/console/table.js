@@ -7,8 +7,9 @@ const SEARCH_MS = 30_000;
 
 /**
  * A column: `title`; `cell(row)` gives its content; `sort`, the hub's name of the order; `number`
- * for numbers, which are set to the right and sorted from the largest; `hide` to leave it out on
- * narrow screens; `label` for a title that only screen readers need.
+ * for numbers, which are set to the right and sorted from the largest; `falling` for others that
+ * are; `reverse`, the name of the opposite order and how it is called where orders are chosen;
+ * `hide` to leave it out on narrow screens; `label` for a title that only screen readers need.
  */
 function headerCell(column, sorted, onSort) {
   const attributes = { scope: "col", role: "columnheader", class: column.number ? "number" : null };
@@ -17,11 +18,14 @@ function headerCell(column, sorted, onSort) {
     const title = column.title || el("span", { class: "unseen" }, column.label ?? "");
     return el("th", attributes, title);
   }
-  const isSorted = sorted === column.sort;
-  const order = column.number ? "descending" : "ascending";
-  const button = el("button", { type: "button", class: "sort", onclick: () => onSort(column.sort) },
+  const isReversed = column.reverse !== undefined && sorted === column.reverse[0];
+  const isSorted = sorted === column.sort || isReversed;
+  const isFalling = Boolean(column.number || column.falling) !== isReversed;
+  const next = sorted === column.sort && column.reverse ? column.reverse[0] : column.sort;
+  const button = el("button", { type: "button", class: "sort", onclick: () => onSort(next) },
     column.title, el("span", { class: "arrow", "aria-hidden": "true" },
-      isSorted ? (column.number ? "▼" : "▲") : ""));
+      isSorted ? (isFalling ? "▼" : "▲") : ""));
+  const order = isFalling ? "descending" : "ascending";
   return el("th", { ...attributes, "aria-sort": isSorted ? order : null }, button);
 }
 
@@ -107,7 +111,8 @@ export function serverTable(screen, spec) {
   }
 
   function filterControls() {
-    const orders = columns.filter((column) => column.sort);
+    const orders = columns.filter((column) => column.sort)
+      .flatMap((column) => [[column.sort, column.title], ...(column.reverse ? [column.reverse] : [])]);
     if (!filters.length && !spec.tools && orders.length < 2) return null;
     // By name, and without names in the form: a field called `contains` would hide a method of it.
     const inputs = new Map();
@@ -115,12 +120,13 @@ export function serverTable(screen, spec) {
     form.addEventListener("submit", (event) => { event.preventDefault(); apply(); });
     for (const filter of filters) form.append(filterField(filter, apply, inputs));
     const entered = filters.some((each) => !each.options);
-    if (entered) form.append(el("button", { type: "submit", class: "quiet" }, spec.submit ?? "Filter"));
     if (filters.length) {
-      form.append(el("button", { type: "button", class: "quiet", onclick: () => {
+      const clear = el("button", { type: "button", class: "quiet", onclick: () => {
         for (const input of inputs.values()) input.value = "";
         apply();
-      } }, "Clear"));
+      } }, "Clear");
+      form.append(el("span", { class: "submit" },
+        entered ? el("button", { type: "submit", class: "quiet" }, spec.submit ?? "Filter") : null, clear));
     }
     if (orders.length > 1) form.append(orderField(orders));
     if (spec.tools) form.append(el("span", { class: "tools" }, spec.tools));
@@ -138,7 +144,7 @@ export function serverTable(screen, spec) {
   function orderField(orders) {
     const id = uniqueId("order");
     orderInput = el("select", { id, onchange: () => sortBy(orderInput.value) },
-      orders.map((column) => el("option", { value: column.sort }, column.title)));
+      orders.map(([order, title]) => el("option", { value: order }, title)));
     return el("div", { class: "field order" }, el("label", { for: id }, "Sorted by"), orderInput);
   }
 
@@ -225,7 +231,7 @@ export function serverTable(screen, spec) {
   }
 
   function searchButton() {
-    const text = isSearching ? "Stop" : "Look further back";
+    const text = isSearching ? "Stop" : "Look further";
     return el("button", { type: "button", class: "quiet", onclick: () => {
       if (isSearching) isSearching = false;
       else search(loading);
@@ -234,7 +240,7 @@ export function serverTable(screen, spec) {
 
   function showEmpty() {
     if (rows.length) put(below);
-    else if (following) put(below, emptyState("None found so far.", isSearching ? "Searching further back… " : "There is more to look through. ", searchButton()));
+    else if (following) put(below, emptyState("None found so far.", isSearching ? "Searching on… " : "There is more to look through. ", searchButton()));
     else put(below, spec.empty?.(isFiltered()) ?? emptyState("Nothing found."));
   }
 
@@ -247,6 +253,8 @@ export function serverTable(screen, spec) {
     put(body, rows.map((row) => tableRow(row)));
     focused?.();
     tableFrame.hidden = rows.length === 0;
+    // Nothing to sort or to filter.
+    if (controls && !spec.tools) controls.hidden = !rows.length && !following && page === 1 && !isFiltered();
     showEmpty();
     showPages();
     showSelection();
@@ -305,7 +313,7 @@ export function serverTable(screen, spec) {
     const button = (text, act, isPossible) =>
       el("button", { type: "button", class: "quiet", disabled: !isPossible, onclick: act }, text);
     const amount = rows.length ? `Page ${count(page)} · ${count(rows.length)} on this page` : "";
-    put(status, amount, rows.length && isSearching ? [" · searching further back… ", searchButton()] : null);
+    put(status, amount, rows.length && isSearching ? [" · searching on… ", searchButton()] : null);
     put(pages,
       button("First", () => { earlier.length = 0; page = 1; change({ cursor: "", page: "" }); }, page > 1),
       button("Previous", () => {

@@ -7,12 +7,12 @@ import { name } from "../format.js";
 import { destinationLink, toUser } from "../links.js";
 
 const RIGHTS = [
-  ["produce", "produce: send to a queue or topic"],
-  ["consume", "consume: get messages of a queue or topic"],
+  ["produce", "produce: send messages"],
+  ["consume", "consume: get messages"],
   ["call", "call: call a service"],
   ["serve", "serve: answer calls of a service"],
-  ["observe", "observe: see state and names of everything"],
-  ["replicate", "replicate: fetch checkpoints, as replicas do"],
+  ["observe", "observe: see states and names"],
+  ["replicate", "replicate: fetch checkpoints"],
   ["administer", "administer: do everything"],
 ];
 const OF_THE_HUB = ["observe", "replicate", "administer"];

@@ -6,7 +6,7 @@ import { el, emptyState, notice, put, uniqueId } from "../dom.js";
 import { ago, count, name, nameLink, plural, protocolName, size, visible } from "../format.js";
 import { toFrames } from "../links.js";
 import { go, href } from "../router.js";
-import { plainTable, serverTable } from "../table.js";
+import { serverTable } from "../table.js";
 
 const PROTOCOLS = [["", "a capture, or recognize it"], ["emp", "raw EMP"], ["emqp", "raw eMQP"],
   ["relink", "raw Relink"], ["epoxy", "raw Epoxy"], ["micromsg2", "raw MicroMsg2"]];
@@ -21,10 +21,7 @@ export async function show(screen) {
   screen.heading("Protocol analyzer", {
     subtitle: "Captures and live connections as frames, fields and bytes; violations with the clause that they break.",
   });
-  const held = el("section", { class: "panel" });
-  screen.root.append(uploadPanel(screen), held, livePanel(screen));
-  await showHeld(screen, held);
-  screen.every(3000, () => showHeld(screen, held).catch((error) => screen.fail(error, held)));
+  screen.root.append(uploadPanel(screen), heldPanel(screen), livePanel(screen));
 }
 
 // Uploads.
@@ -87,35 +84,38 @@ function uploadPanel(screen) {
 
 const STATES = { receiving: "info", waiting: "info", running: "info", ready: "good", failed: "bad" };
 
-async function showHeld(screen, root) {
-  const { analyses } = await api.get("/v1/analyses", {}, screen.signal);
-  const focused = root.contains(document.activeElement);
-  if (focused) return; // replacing rows would take the focus away
-  put(root, el("h2", {}, "Your captures"), plainTable({
+function heldPanel(screen) {
+  const table = serverTable(screen, {
     caption: "Your captures",
-    rows: analyses,
+    load: (query, signal) => api.get("/v1/analyses", query, signal),
+    rows: (page) => page.analyses,
+    sort: "newest",
+    prefix: "held",
+    limit: 10,
+    refresh_s: 3,
     columns: [
-      { title: "File", class: "keep", cell: (row) => nameLink(toCapture(row.id), row.name || row.id) },
+      { title: "File", sort: "name", class: "keep", cell: (row) => nameLink(toCapture(row.id), row.name || row.id) },
       { title: "State", cell: (row) => el("span", { class: `tag ${STATES[row.state]}` }, row.state) },
       { title: "Frames", number: true, cell: (row) => (row.state === "ready" ? count(framesOf(row)) : "–") },
       { title: "Violations", number: true, cell: (row) => (row.violations
         ? el("a", { href: toCapture(row.id, { violations: "true" }), class: "bad-link" }, count(row.violations)) : "0") },
       { title: "Protocols", cell: (row) => Object.keys(row.protocols).map(protocolName).join(", ") || "–" },
-      { title: "Size", number: true, cell: (row) => size(row.size_bytes) },
-      { title: "Uploaded", cell: (row) => ago(row.created) },
-      { title: "", cell: (row) => el("button", { type: "button", class: "quiet", onclick: () => remove(screen, root, row) }, "Remove",
+      { title: "Size", sort: "size", number: true, cell: (row) => size(row.size_bytes) },
+      { title: "Uploaded", sort: "newest", falling: true, cell: (row) => ago(row.created) },
+      { title: "", label: "Acts", class: "acts", cell: (row) => el("button", { type: "button", class: "quiet", onclick: () => remove(table, row) }, "Remove…",
         el("span", { class: "unseen" }, ` ${visible(row.name || row.id)}`)) },
     ],
-    empty: emptyState("You have uploaded nothing yet.", "Choose a capture above. To make one: ",
+    empty: () => emptyState("You have uploaded nothing yet.", "Choose a capture above. To make one: ",
       el("code", {}, "tcpdump -i any -s 0 -w traffic.pcap tcp port 5040")),
-  }));
+  });
+  return el("section", { class: "panel" }, el("h2", {}, "Your captures"), table);
 }
 
 export function framesOf(analysis) {
   return Object.values(analysis.protocols).reduce((sum, each) => sum + each, 0);
 }
 
-function remove(screen, root, row) {
+function remove(table, row) {
   openDialog({
     title: "Remove this capture?",
     text: ["The upload ", name(row.name || row.id), " and its frames are removed from the hub. Your file is not touched."],
@@ -125,7 +125,7 @@ function remove(screen, root, row) {
       await api.del(api.apiPath("/v1/analyses", row.id));
       return "Removed.";
     },
-    done: () => { document.activeElement?.blur(); showHeld(screen, root).catch((error) => screen.fail(error, root)); },
+    done: () => table.reload(),
   });
 }
 

@@ -2,7 +2,7 @@
 
 import * as api from "../api.js";
 import { el, emptyState, notice, put } from "../dom.js";
-import { name, plural, visible } from "../format.js";
+import { duration, name, plural, size, visible } from "../format.js";
 import { plainTable } from "../table.js";
 
 const GENERAL = "general";
@@ -33,7 +33,7 @@ export async function show(screen) {
         rows,
         columns: [
           { title: "Setting", cell: ([key]) => el("code", {}, name(key)) },
-          { title: "Value", cell: ([, value]) => valueView(value) },
+          { title: "Value", cell: ([key, value]) => [valueView(value), readable(key, value)] },
         ],
       }))) : emptyState("No setting matches.", "All settings are in docs/reference/configuration.md."));
   }
@@ -56,6 +56,13 @@ function waitingView(waiting) {
 function valueView(value) {
   if (value === null || value === "") return el("span", { class: "muted" }, value === null ? "not set" : "empty");
   return el("code", {}, name(typeof value === "string" ? value : JSON.stringify(value)));
+}
+
+/** A large number for people; the number itself is what the file has. */
+function readable(key, value) {
+  const format = key.endsWith("_bytes") ? size : key.endsWith("_s") ? duration : null;
+  if (format === null || typeof value !== "number" || value < (format === size ? 1024 : 60)) return null;
+  return el("span", { class: "muted" }, ` (${format(value)})`);
 }
 
 /** Settings by their dotted names; lists of tables are numbered. */

@@ -4,10 +4,10 @@ import * as api from "../api.js";
 import { causeFilter, purgeDialog, replayDialog } from "../dead_acts.js";
 import { el, emptyState, notice, put } from "../dom.js";
 import { ago, count, name, plural, size, time } from "../format.js";
-import { connectionLink, messageLink, toDeadLetter, toDeadLetters, toQueue, toSearch } from "../links.js";
-import { preview } from "../message_view.js";
+import { connectionLink, messageLink, toDeadLetter, toDeadLetters, toQueue } from "../links.js";
+import { BY_TIME, preview } from "../message_view.js";
 import { href } from "../router.js";
-import { plainTable, serverTable } from "../table.js";
+import { serverTable } from "../table.js";
 
 export async function show(screen) {
   const queue = screen.params.queue;
@@ -22,54 +22,62 @@ export async function show(screen) {
       mayAct ? button("Delete all…", () => purgeDialog(queue, { all: true }, reload), true) : null,
     ],
   });
-  const causes = el("section", { class: "panel" }, el("h2", {}, "By cause"));
-  screen.root.append(causes);
-  await showCauses(screen, queue, causes, mayAct, reload);
-  const table = letters(screen, queue, mayAct);
-  screen.root.append(table);
+  // Only one of the two says that there is nothing.
+  const causes = el("section", { class: "panel", hidden: true }, el("h2", {}, "By cause"));
+  const note = el("div", {});
+  causes.append(note, causesTable(screen, queue, mayAct, reload, causes, note));
+  screen.root.append(causes, letters(screen, queue, mayAct));
 }
 
-async function showCauses(screen, queue, where, mayAct, reload) {
-  let found;
-  try {
-    found = await api.get("/v1/dead/causes", { queue }, screen.signal);
-  } catch (error) {
-    if (error.status !== 404) throw error;
-    found = { causes: [], is_complete: true };
-  }
+function causesTable(screen, queue, mayAct, reload, panel, note) {
   const chosen = screen.query.cause;
   const act = (text, run, danger = false) => el("button", { type: "button", class: danger ? "danger" : "quiet", onclick: run }, text);
-  put(where, el("h2", {}, "By cause"),
-    found.is_complete ? null : notice("info", `There are many: causes of the first ${plural(found.examined, "letter")} are shown.`),
-    plainTable({
-      caption: "Causes of these dead letters",
-      rows: found.causes,
-      empty: emptyState("There are no dead letters here.", "They were sent again or deleted, or none of its messages died."),
-      rowClass: (row) => (row.cause === chosen ? "chosen" : null),
-      columns: [
-        { title: "Cause", cell: (row) => el("a", { href: toDeadLetters(queue, { cause: row.cause }), "aria-current": row.cause === chosen ? "true" : null }, name(row.cause || "(none given)")) },
-        { title: "Letters", number: true, cell: (row) => count(row.letters) },
-        { title: "First", class: "nowrap", hide: true, cell: (row) => time(row.first) },
-        { title: "Last", class: "nowrap", cell: (row) => ago(row.last) },
-        { title: "Example", cell: (row) => el("a", { href: toDeadLetter(queue, row.example), class: "id" }, String(row.example)) },
-        mayAct ? { title: "", label: "Acts", class: "acts", cell: (row) => [
-          act("Replay…", () => replayDialog(queue, { filter: causeFilter(row.cause) }, reload)), " ",
-          act("Delete…", () => purgeDialog(queue, { filter: causeFilter(row.cause) }, reload), true)] } : null,
-      ].filter(Boolean),
-    }),
-    chosen === undefined ? null : el("p", {}, "Below: letters with this cause. ", el("a", { href: toDeadLetters(queue) }, "Show all letters")));
+  return serverTable(screen, {
+    caption: "Causes of these dead letters",
+    prefix: "cause-",
+    limit: 20,
+    sort: "letters",
+    keyOf: (row) => row.cause,
+    load: async (query, signal) => {
+      try {
+        return await api.get("/v1/dead/causes", { queue, ...query }, signal);
+      } catch (error) {
+        if (error.status !== 404) throw error;
+        return { causes: [], next: "", is_complete: true };
+      }
+    },
+    rows: (page) => page.causes,
+    loaded: (page) => {
+      panel.hidden = page.causes.length === 0 && !screen.query["cause-cursor"];
+      put(note, page.is_complete ? null : notice("info", `There are many: causes of the first ${plural(page.examined, "letter")} are shown.`),
+        chosen === undefined ? null : el("p", {}, "Below: letters with one cause. ", el("a", { href: toDeadLetters(queue) }, "Show all letters")));
+    },
+    rowClass: (row) => (row.cause === chosen ? "chosen" : null),
+    columns: [
+      { title: "Cause", sort: "cause", cell: (row) => el("a", { href: toDeadLetters(queue, { cause: row.cause }), "aria-current": row.cause === chosen ? "true" : null }, name(row.cause || "(none given)")) },
+      { title: "Letters", sort: "letters", number: true, cell: (row) => count(row.letters) },
+      { title: "First", class: "nowrap", hide: true, cell: (row) => time(row.first) },
+      { title: "Last", sort: "last", falling: true, class: "nowrap", cell: (row) => ago(row.last) },
+      { title: "Example", cell: (row) => el("a", { href: toDeadLetter(queue, row.example), class: "id" }, String(row.example)) },
+      mayAct ? { title: "", label: "Acts", class: "acts", cell: (row) => [
+        act("Replay…", () => replayDialog(queue, { filter: causeFilter(row.cause) }, reload)), " ",
+        act("Delete…", () => purgeDialog(queue, { filter: causeFilter(row.cause) }, reload), true)] } : null,
+    ].filter(Boolean),
+  });
 }
 
 function letters(screen, queue, mayAct) {
   const cause = screen.query.cause;
-  return serverTable(screen, {
-    caption: "Dead letters, the oldest first",
+  const note = el("div", {});
+  const table = serverTable(screen, {
+    caption: "Dead letters",
+    sort: "oldest",
+    loaded: (page) => put(note, page.is_complete ? null : notice("info", "There are very many: only the first 100,000 are sorted. By time all are.")),
     load: (query, signal) => api.getExact("/v1/dead/letters", { queue, ...query }, signal),
     query: cause === undefined ? {} : { cause },
     rows: (page) => page.letters,
     limit: 25,
-    filters: [{ name: "filter", label: "Property filter", placeholder: "price>N10", wide: true }],
-    tools: [el("a", { class: "button", href: toSearch({ destination: `queue/${queue}/dead`, outcome: "waiting" }) }, "Newest first")],
+    filters: [{ name: "filter", label: "Property filter", placeholder: "price > 10", wide: true }],
     actions: mayAct ? (chosen, done) => {
       const ids = chosen.map((row) => row.id);
       return [
@@ -79,15 +87,16 @@ function letters(screen, queue, mayAct) {
     } : null,
     columns: [
       { title: "Letter", cell: (row) => el("a", { href: toDeadLetter(queue, row.id), class: "id" }, String(row.id)) },
-      { title: "Cause", class: "keep", cell: (row) => name(row.cause || "–") },
-      { title: "Died", class: "nowrap", cell: (row) => time(row.message.time) },
-      { title: "Attempts", number: true, cell: (row) => count(row.attempts.length) },
+      { title: "Cause", sort: "cause", class: "keep", cell: (row) => name(row.cause || "–") },
+      { title: "Died", class: "nowrap", ...BY_TIME, cell: (row) => time(row.message.time) },
+      { title: "Attempts", sort: "attempts", number: true, cell: (row) => count(row.attempts.length) },
       { title: "Was message", cell: (row) => (row.origin_id ? messageLink(row.origin_id) : "–") },
       { title: "Last consumer", hide: true, cell: (row) => connectionLink(row.attempts.at(-1)?.connection) },
       { title: "Payload", cell: (row) => preview(row.message) },
       { title: "Size", number: true, hide: true, cell: (row) => size(row.message.size_bytes) },
     ],
     empty: (isFiltered) => emptyState(isFiltered ? "No letter passes the filter." : "There are no dead letters here.",
-      isFiltered ? "A filter names a property, an operator and a typed value: price>N10, name=Tacme." : "Messages that are refused or lost too often would be listed here."),
+      isFiltered ? "A filter names a property, an operator and a value: price > 10; name = acme. Text that looks like a number is in quotes." : "They were sent again or deleted, or none of its messages died."),
   });
+  return el("div", {}, note, table);
 }

@@ -96,16 +96,18 @@ function filesOf(screen) {
 
 function gapsOf(screen) {
   return serverTable(screen, {
-    caption: "What the lake will never have, the newest first",
+    caption: "What the lake will never have",
     load: (query, signal) => api.get("/v1/lake/gaps", query, signal),
     rows: (page) => page.gaps,
     keyOf: (row) => `${row.table} ${row.first}`,
+    sort: "newest",
+    filters: [{ name: "table", label: "Table", options: TABLES }],
     columns: [
-      { title: "Table", cell: (row) => visible(row.table) },
-      { title: "Missing", cell: (row) => `${row.table === "messages" ? "messages" : "rows"} ${count(row.first)} to ${count(row.last)}` },
+      { title: "Table", sort: "table", cell: (row) => visible(row.table) },
+      { title: "Missing", sort: "rows", falling: true, cell: (row) => `${row.table === "messages" ? "messages" : "rows"} ${count(row.first)} to ${count(row.last)}` },
       { title: "Why", cell: (row) => name(row.reason) },
-      { title: "Recorded", cell: (row) => time(row.time) },
+      { title: "Recorded", sort: "newest", falling: true, cell: (row) => time(row.time) },
     ],
-    empty: () => emptyState("The lake has no gaps.", "Rows are given up only if the lake can't be written for long; they would be listed here."),
+    empty: (isFiltered) => emptyState(isFiltered ? "This table has no gaps." : "The lake has no gaps.", "Rows are given up only if the lake can't be written for long; they would be listed here."),
   });
 }

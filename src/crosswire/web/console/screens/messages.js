@@ -15,8 +15,8 @@ function toUtc(text) {
 }
 
 export async function show(screen) {
-  screen.heading("Messages", {
-    subtitle: "Search memory, store and lake, the newest first. Times are local.",
+  screen.heading("Search messages", {
+    subtitle: "In memory, store and lake. Times are local.",
     actions: el("button", { type: "button", onclick: () => publishDialog("queue/", () => screen.reload()) }, "Publish…"),
   });
   screen.root.append(serverTable(screen, {
@@ -26,16 +26,17 @@ export async function show(screen) {
     keyOf: (row) => row.message.id,
     limit: 50,
     submit: "Search",
+    sort: "newest",
     filters: [
       { name: "destination", label: "Destination", placeholder: "queue/orders or topic/prices/#", wide: true },
       { name: "text", label: "Text in payload, key or properties", wide: true },
-      { name: "property", label: "Property filter", placeholder: "price>N10" },
+      { name: "property", label: "Property filter", placeholder: "price > 10" },
       { name: "correlation", label: "Correlation" },
       { name: "outcome", label: "Outcome", options: outcomeOptions() },
       { name: "since", label: "Since", type: "datetime-local", read: toUtc },
       { name: "until", label: "Until", type: "datetime-local", read: toUtc },
     ],
-    columns: messageColumns((row) => row.message, { destination: true, outcome: (row) => row.outcome }),
+    columns: messageColumns((row) => row.message, { destination: true, outcome: (row) => row.outcome, sorted: true }),
     empty: (isFiltered) => {
       if (!isFiltered) return emptyState("There are no messages yet.", "Publish one, or send one from a program.");
       return emptyState("No message matches.", "Names are compared as they are. ", screen.query.destination && !/^(queue|topic|service)\//.test(screen.query.destination)

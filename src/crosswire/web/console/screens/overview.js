@@ -20,11 +20,11 @@ export async function show(screen) {
   const troubles = el("div", {});
   const tiles = el("div", { class: "tiles eight" });
   const plots = makePlots();
-  const left = el("div", {});
-  const right = el("div", {});
+  const lists = el("div", { class: "thirds" });
+  const copies = el("div", {});
   const events = eventsPanel(screen);
   screen.root.append(troubles, tiles, el("div", { class: "grid" }, plots.map((plot) => el("section", { class: "panel" }, plot.element))),
-    el("div", { class: "columns" }, left, right), events);
+    lists, copies, events);
 
   // Measures folders, which may have many files: nothing else waits for it, and sizes after that
   // are those of the time series.
@@ -52,8 +52,8 @@ export async function show(screen) {
       api.get("/v1/stats/busiest", { limit: 6 }, screen.signal),
     ]);
     const replicas = screen.session.leader ? await api.get("/v1/replication", {}, screen.signal) : null;
-    put(left, oldestPanel(oldest), replicas ? replicasPanel(replicas) : null);
-    put(right, deadPanel(dead.queues), busiestPanel(busiest.rows));
+    put(lists, oldestPanel(oldest), deadPanel(dead.queues), busiestPanel(busiest.rows));
+    put(copies, replicas ? replicasPanel(replicas) : null);
   }
 
   await refreshLists(await refresh());
@@ -251,7 +251,7 @@ async function showOwn(screen) {
     api.get("/v1/dead", { sort: "length", limit: 10 }, screen.signal),
     api.get("/v1/stats/busiest", { limit: 10 }, screen.signal),
   ]);
-  screen.root.append(el("div", { class: "columns" }, oldestPanel(queues.queues), deadPanel(dead.queues), busiestPanel(busiest.rows)));
+  screen.root.append(el("div", { class: "thirds" }, oldestPanel(queues.queues), deadPanel(dead.queues), busiestPanel(busiest.rows)));
   return undefined;
 }
 

@@ -2,7 +2,7 @@
 
 import * as api from "../api.js";
 import { openDialog } from "../dialog.js";
-import { el, emptyState, put, tile } from "../dom.js";
+import { el, emptyState, notice, put, tile } from "../dom.js";
 import { count, duration, name, plural, protocolName, rate, settingsTable, short, size, time } from "../format.js";
 import { connectionLink, toDeadLetters, toQueue, toSearch, toTail } from "../links.js";
 import { facts, messageColumns } from "../message_view.js";
@@ -77,12 +77,13 @@ export async function show(screen) {
       keyOf: (row) => row.message.id,
       limit: 25,
       submit: "Search",
+      sort: "newest",
       filters: [
         { name: "text", label: "Text in payload or properties", wide: true },
         { name: "outcome", label: "Outcome", options: outcomeOptions() },
       ],
       tools: el("a", { class: "button", href: toSearch({ destination }) }, "Search with more"),
-      columns: messageColumns((row) => row.message, { outcome: (row) => row.outcome }),
+      columns: messageColumns((row) => row.message, { outcome: (row) => row.outcome, sorted: true }),
       empty: (isFiltered) => emptyState(isFiltered ? "No message matches." : "This queue has had no messages yet.",
         isFiltered ? "Messages that were settled are known as long as ledger and lake keep them." : "Publish one to see it here."),
     });
@@ -160,7 +161,7 @@ export async function show(screen) {
   function pause() {
     const paused = !detail.paused;
     openDialog({
-      title: paused ? "Pause this queue" : "Resume this queue",
+      title: el("span", {}, paused ? "Pause " : "Resume ", name(queue)),
       text: paused ? el("p", {}, "Nothing is delivered from it until it is resumed. Messages are accepted all the same. It outlives restarts.")
         : el("p", {}, "Its consumers get messages again."),
       action: paused ? "Pause" : "Resume",
@@ -174,11 +175,11 @@ export async function show(screen) {
 
   function move(ids, done) {
     openDialog({
-      title: ids ? `Move ${plural(ids.length, "message")}` : "Move all messages of this queue",
+      title: ids ? `Move ${plural(ids.length, "message")}` : el("span", {}, "Move all messages of ", name(queue)),
       text: el("p", {}, "Each is sent to the destination and removed here in one step. What consumers hold stays."),
       fields: [
         { name: "destination", label: "Destination", required: true, placeholder: "queue/parked", hint: "A queue or a topic." },
-        { name: "filter", label: "Only those that pass a filter", placeholder: "price>N10", hint: ids ? "Not with chosen messages." : "On properties; empty for all.", disabled: Boolean(ids) },
+        { name: "filter", label: "Only those that pass a filter", placeholder: "price > 10", hint: ids ? "Not with chosen messages." : "On properties; empty for all.", disabled: Boolean(ids) },
         { name: "rate", label: "Messages per second", kind: "number", value: 0, min: 0, hint: "0 for no limit." },
       ],
       action: "Move",
@@ -201,9 +202,9 @@ export async function show(screen) {
 
   function purge(ids, done) {
     openDialog({
-      title: ids ? `Delete ${plural(ids.length, "message")}` : "Purge this queue",
+      title: ids ? `Delete ${plural(ids.length, "message")}` : el("span", {}, "Purge ", name(queue)),
       text: el("p", {}, ids ? "They can't be brought back." : ["All messages of ", name(queue), " that no consumer holds are deleted. They can't be brought back."]),
-      fields: ids ? [] : [{ name: "filter", label: "Only those that pass a filter", placeholder: "price>N10", hint: "On properties; empty for all." }],
+      fields: ids ? [] : [{ name: "filter", label: "Only those that pass a filter", placeholder: "price > 10", hint: "On properties; empty for all." }],
       action: "Delete messages",
       danger: true,
       dryRun: async (values, report, signal) => {
@@ -221,8 +222,11 @@ export async function show(screen) {
 
   function remove() {
     openDialog({
-      title: "Delete this queue",
-      text: el("p", {}, "Only an unused queue can be deleted: without messages, consumers, schedules and configuration."),
+      title: el("span", {}, "Delete ", name(queue)),
+      text: [
+        el("p", {}, "Only an unused queue can be deleted: without messages, consumers, schedules and configuration."),
+        detail.length || detail.consumers.length ? notice("warn", "It has ", plural(detail.length, "message"), " and ", plural(detail.consumers.length, "consumer"), ".") : null,
+      ],
       action: "Delete the queue",
       danger: true,
       act: async () => {

@@ -27,7 +27,7 @@ export async function show(screen) {
 function form(screen, destination, filter) {
   const [where, what] = [uniqueId("tail"), uniqueId("tail")];
   const asked = el("input", { id: where, value: destination, placeholder: "queue/orders", required: true, autocomplete: "off", spellcheck: "false" });
-  const passed = el("input", { id: what, value: filter, placeholder: "price>N10", autocomplete: "off", spellcheck: "false" });
+  const passed = el("input", { id: what, value: filter, placeholder: "price > 10", autocomplete: "off", spellcheck: "false" });
   return el("form", { class: "filters", role: "search", "aria-label": "What to watch", onsubmit: (event) => {
     event.preventDefault();
     screen.setQuery({ destination: asked.value.trim(), filter: passed.value.trim() });

@@ -63,9 +63,10 @@ export async function show(screen) {
       keyOf: (row) => row.message.id,
       limit: 25,
       submit: "Search",
+      sort: "newest",
       filters: [{ name: "text", label: "Text in payload or properties", wide: true }],
       tools: el("a", { class: "button", href: toSearch({ destination }) }, "Search with more"),
-      columns: messageColumns((row) => row.message, { outcome: (row) => row.outcome }),
+      columns: messageColumns((row) => row.message, { outcome: (row) => row.outcome, sorted: true }),
       empty: (isFiltered) => {
         if (isFiltered) return emptyState("No message matches.", "Messages are kept as long as the topic's retention, and the lake, keep them.");
         return detail.policy.durable ? emptyState("No message is known.", "Publish one to see it here.")

@@ -18,7 +18,7 @@ export async function show(screen) {
   const trace = await api.getExact(api.apiPath("/v1/messages", id), {}, screen.signal);
   const message = trace.message;
   screen.heading(`Message ${id}`, {
-    back: [["Messages", "#/messages"]],
+    back: [["Search", "#/messages"]],
     subtitle: message ? ["in ", destinationLink(message.destination)] : null,
     actions: [letterLink(trace), el("button", { type: "button", onclick: () => screen.reload() }, "Refresh")],
   });
@@ -27,10 +27,11 @@ export async function show(screen) {
     linksPanel(trace),
     el("section", { class: "panel" }, el("h2", {}, "What happened"), waterfall(trace.steps)),
     el("div", { class: "columns" },
-      el("section", { class: "panel" }, el("h2", {}, "Payload"), message ? payloadView(message)
-        : emptyState("The message itself is gone.", "Neither the store nor the lake has it any more; its steps are still known.")),
-      el("div", {}, message ? factsPanel(trace, message) : null,
-        message ? el("section", { class: "panel" }, el("h2", {}, "Properties"), propertiesView(message.properties)) : null)),
+      el("div", {},
+        el("section", { class: "panel" }, el("h2", {}, "Payload"), message ? payloadView(message)
+          : emptyState("The message itself is gone.", "Neither the store nor the lake has it any more; its steps are still known.")),
+        message ? el("section", { class: "panel" }, el("h2", {}, "Properties"), propertiesView(message.properties)) : null),
+      el("div", {}, message ? factsPanel(trace, message) : null)),
     framesPanel(trace));
 }
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosswire.client.filters import wire_filter
 from crosswire.errors import InvalidFilter
+from crosswire.filter_text import wire_filter
 from crosswire.hub.filters import Filter
 
 
@@ -29,6 +29,7 @@ from crosswire.hub.filters import Filter
         ('number = "10"', "number=T10"),
         ('share = "100%"', "share=T100%25"),
         ("name = it's", "name=Tit%27s"),
+        ("name = no!'x", "name=Tno%21%27x"),
         ("name=", "name=T"),
         ("paid=true", "paid=Ttrue"),
         ("N=Nothing", "N=TNothing"),
@@ -82,6 +83,12 @@ def test_a_number_without_a_prefix_is_that_number(values: dict[str, int | float]
 @given(st.text(alphabet=st.characters(blacklist_categories=("Cs",), blacklist_characters="'")))
 def test_text_in_quotes_is_that_text(text: str) -> None:
     assert Filter.parse(wire_filter(f"name = '{text}'")).compile()({"name": text})
+
+
+def test_long_text_takes_time_in_proportion() -> None:
+    """Each quote must not be compared with all of the text before it."""
+    quotes = "'" * 200_000
+    assert wire_filter(f"name = x{quotes}") == "name=Tx" + "%27" * len(quotes)
 
 
 @given(st.text(max_size=40))

@@ -1,4 +1,5 @@
-"""Filters as people write them, turned into the form that hubs read.
+"""Filters as people write them, turned into the form that hubs read: in the client library, on the
+command line and over HTTP.
 
     price > 10; name & "acme inc"        price>N10;name&Tacme%20inc
 
@@ -20,6 +21,7 @@ from crosswire.wire.micromsg2.values import parse_value, quote, serialize_value,
 __all__ = ["wire_filter"]
 
 _OPERATORS: Final = ("=", "!=", "<", "<=", ">", ">=", "&", "~")
+_SYMBOLS: Final = "=!<>~&"
 _TERM: Final = re.compile(r"([^=!<>~&\"']*)([=!<>~&]+)(.*)", re.DOTALL)
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
 _DECIMAL: Final = re.compile(
@@ -38,18 +40,19 @@ def wire_filter(text: str) -> str:
 def _items(text: str) -> Iterator[tuple[str, int]]:
     """What is between semicolons that are not in quotes, and where it begins."""
     begin, opened = 0, ""
-    is_value = False
+    is_key, is_before_value = True, False
     for index, character in enumerate(text):
         if opened:
             opened = "" if character == opened else opened
-        elif character in "\"'" and is_value and text[begin:index].rstrip()[-1:] in "=!<>~&":
-            # Only at the beginning of a value: `it's` is text with an apostrophe.
-            opened = character
-        elif character in "=!<>~&":
-            is_value = True
         elif character == ";":
             yield text[begin:index], begin
-            begin, is_value = index + 1, False
+            begin, is_key, is_before_value = index + 1, True, False
+        elif character in _SYMBOLS and (is_key or is_before_value):
+            is_key, is_before_value = False, True
+        elif is_before_value and not character.isspace():
+            # Only at the beginning of a value: `it's` is text with an apostrophe.
+            opened = character if character in "\"'" else ""
+            is_before_value = False
     if opened:
         raise InvalidFilter("a quote that is not closed", position=begin)
     if text[begin:].strip():
@@ -67,7 +70,7 @@ def _term(item: str, position: int) -> str:
     if operator not in _OPERATORS:
         known = " ".join(_OPERATORS)
         raise InvalidFilter(f"unknown operator {operator!r}: use one of {known}", position=position)
-    if value[:1] in ("=", "!", "<", ">", "~", "&") and value:
+    if value and value[0] in _SYMBOLS:
         raise InvalidFilter(
             f"{operator} {value[:1]} is no operator: put the value in quotes, if it begins so",
             position=position,
