@@ -205,7 +205,9 @@ class Log:
             rows = sum(share.rows for share in shares)
             size_bytes = sum(share.size_bytes for share in shares)
             least = max(rows // _PART_ROWS, size_bytes // _PART_BYTES)
-            parts = min(max(plan.parts, least), _MOST_PARTS)
+            # A multiple of what is asked for, which is often the number of cores: the last tasks
+            # would leave some of them idle.
+            parts = min(max(-(-least // plan.parts), 1) * plan.parts, _MOST_PARTS)
             splits = cut(shares, first, end, parts) if shares else []
         return LogRange(
             node=self._hub.node,

@@ -270,7 +270,7 @@ def _decoded(data: bytearray) -> Iterator[pa.RecordBatch]:
         metadata = file.metadata
         size_bytes = max(metadata.row_group(0).total_byte_size, 1)
         rows = min(max(_BATCH_BYTES * metadata.num_rows // size_bytes, 1), _BATCH_ROWS)
-        yield from file.iter_batches(rows, use_threads=False)
+        yield from file.iter_batches(rows)
 
 
 def _request(address: HubAddress, body: Mapping[str, Any]) -> Iterator[tuple[pa.RecordBatch, int]]:
