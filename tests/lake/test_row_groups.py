@@ -104,7 +104,8 @@ def test_a_file_that_was_exchanged_is_looked_at_again(path: Path, rows: pa.Table
     second = files.open(path, 0, ["id"])
     assert second is not None
     with first, second:
-        assert (first.destinations, second.destinations) == ({"queue/one"}, {"queue/another"})
+        assert first.destinations == {"queue/one"}
+        assert second.destinations == {"queue/another"}
         assert table(b"".join(first.pieces(1000)))["id"].to_pylist()[0] == 1
 
 

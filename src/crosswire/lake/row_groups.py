@@ -46,7 +46,7 @@ _SHORT_LIST: Final = 15
 
 
 class _ColumnChunk(NamedTuple):
-    """A column of a row group: where it is, and what its footer has to say."""
+    """A column of a row group: where it is, and what is in its footer."""
 
     type: int
     codec: int
@@ -159,8 +159,8 @@ class RowGroupFile:
     __del__ = close
 
     def pieces(self, most: int) -> Iterator[bytes]:
-        """The file from its beginning to its end, at most so many bytes at once. Raises LakeError
-        if the original is shorter than its footer says."""
+        """The file from its beginning to its end, at most `most` bytes at once. Raises LakeError
+        if the original is shorter than it has to be."""
         yield _MAGIC
         for offset, size in self._ranges:
             end = offset + size

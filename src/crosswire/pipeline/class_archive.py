@@ -41,14 +41,20 @@ _ROW: dict[str, Any] = {
 
 def make_archive(archive: Path) -> None:
     """Run Spark until it has made all tables, and keep its classes. Raises PipelineError."""
-    archive.parent.mkdir(parents=True, exist_ok=True)
     unfinished = archive.with_suffix(f".{os.getpid()}")
     options = (
         f"{SMALL_INPUT['spark.driver.extraJavaOptions']} -XX:ArchiveClassesAtExit={unfinished}"
     )
     # Classes that Java can't keep are reported one by one, on standard output.
     settings = SMALL_INPUT | {"spark.driver.extraJavaOptions": f"{options} -Xlog:disable"}
-    archive.unlink(missing_ok=True)  # Java can't add to an archive that it uses itself
+    try:
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        archive.unlink(missing_ok=True)  # Java can't add to an archive that it uses itself
+        # An environment that can't be written to is found out before Spark has run for a minute.
+        unfinished.touch()
+        unfinished.unlink()
+    except OSError as error:
+        raise PipelineError(f"{archive} can't be written: {error.strerror}") from None
     spark = start("local[2]", settings, name="class archive")
     try:
         with tempfile.TemporaryDirectory() as folder, plain_errors():

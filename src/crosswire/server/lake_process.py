@@ -69,7 +69,9 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     os.nice(_NICENESS)
     shared = int(sys.argv[1])
-    orders, answers = sys.stdin.buffer, sys.stdout.buffer
+    orders, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    # What a library may print goes to the log, not among the answers.
+    os.dup2(2, 1)
     while order := read_message(orders):
         answer = prepare(msgspec.msgpack.decode(order, type=EncoderOrder), shared)
         try:
