@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
@@ -136,7 +137,7 @@ def test_it_ends_in_silence_with_its_hub(tmp_path: Path) -> None:
         record_sizes=b"",
     )
     with subprocess.Popen(
-        [sys.executable, "-m", "crosswire.server.lake_process", str(shared)],
+        [sys.executable, "-m", "crosswire.server.lake_process", str(shared), str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -163,6 +164,37 @@ def test_a_process_that_was_killed_is_replaced(tmp_path: Path) -> None:
         assert len(encoder.prepare(ORDER, [group(1, 1, 2)])) == 3
     finally:
         encoder.stop()
+
+
+HUB = """
+import os, signal, sys
+from pathlib import Path
+from crosswire.server.lake_encoder import LakeEncoder
+from tests.server.test_lake_encoder import ORDER, STEP_NAMES, group
+encoder = LakeEncoder(Path(sys.argv[1]), "n1", STEP_NAMES)
+encoder.prepare(ORDER, [group(1, 1, 2)])
+os.kill(encoder.process_id, signal.SIGSTOP)
+print(encoder.process_id, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can do that")
+def test_a_suspended_process_ends_with_a_hub_that_is_killed(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HUB, tmp_path],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 10.0
+    # Ended, or waiting for its new parent to ask how it did.
+    state = Path(f"/proc/{int(done.stdout)}/stat")
+    while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_process_that_is_suspended_is_replaced(

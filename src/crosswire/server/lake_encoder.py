@@ -41,7 +41,7 @@ _LENGTH: Final = Layout("<I")
 _BUFFERS: Final = 512
 """How many pieces are written with one call of the operating system, which takes up to 1024."""
 _STOP_S: Final = 10.0
-_ANSWER_S: Final = 60.0
+_ANSWER_S: Final = 30.0
 """How long a process may work on an order, some seconds' work. One that takes longer does not work
 at all: it was suspended, or its disk does not answer."""
 _MOST_ANSWER_BYTES: Final = 1 << 20
@@ -193,7 +193,10 @@ class LakeEncoder:
             self._file = _memory_file()
             self._process = subprocess.Popen(
                 # -P: modules are not looked for in the folder that the hub was started in.
-                [sys.executable, "-P", "-m", "crosswire.server.lake_process", str(self._file)],
+                [
+                    *(sys.executable, "-P", "-m", "crosswire.server.lake_process"),
+                    *(str(self._file), str(os.getpid())),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=(self._file,),
