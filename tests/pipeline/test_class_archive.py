@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from crosswire.pipeline.spark import archive_options, java_home
+from crosswire.errors import PipelineError
+from crosswire.pipeline.class_archive import make_archive
+from crosswire.pipeline.spark import CHECKSUM, archive_options, is_whole, java_home
 
 
 def java(*options: str) -> subprocess.CompletedProcess[str]:
@@ -28,6 +30,34 @@ def test_an_archive_that_does_not_fit_is_ignored(tmp_path: Path, content: bytes 
     done = java(*shlex.split(archive_options(archive)))
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == java().stderr.replace(", sharing", "")
+
+
+@pytest.mark.parametrize(
+    ("content", "checksum", "expected"),
+    [
+        (b"classes", "02ed7ec5", True),
+        (b"class", "02ed7ec5", False),
+        (b"Classes", "02ed7ec5", False),
+        (b"classes", None, False),
+        (None, "02ed7ec5", False),
+    ],
+)
+def test_only_a_whole_archive_is_used(
+    tmp_path: Path, content: bytes | None, checksum: str | None, expected: bool
+) -> None:
+    """Java does not notice that one is damaged, and crashes."""
+    archive = tmp_path / "spark.jsa"
+    if content is not None:
+        archive.write_bytes(content)
+    if checksum is not None:
+        archive.with_suffix(CHECKSUM).write_text(checksum)
+    assert is_whole(archive) is expected
+
+
+def test_an_environment_that_can_not_be_written_to_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "share").write_bytes(b"no folder")
+    with pytest.raises(PipelineError, match=r"spark\.jsa can't be written: "):
+        make_archive(tmp_path / "share" / "spark.jsa")
 
 
 MAKE = """
@@ -55,7 +85,8 @@ def test_most_classes_are_taken_from_an_archive(tmp_path: Path) -> None:
             [sys.executable, "-c", script, archive, log], capture_output=True, text=True
         )
         assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert [each.name for each in archive.parent.iterdir()] == ["spark.jsa"]
+    names = sorted(each.name for each in archive.parent.iterdir())
+    assert names == ["spark.crc32", "spark.jsa"]
     of_spark = re.findall(r"org\.apache\.spark\.\S+ source: (.+)", log.read_text())
     shared = sum("shared objects file" in each for each in of_spark)
     assert shared > 0.8 * len(of_spark) > 100

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -27,7 +29,9 @@ PROGRAM = Path(crosswire.pipeline.__file__).with_name("__main__.py")
 PROJECT = Path(__file__).parents[2]
 DEPLOY = "org.apache.spark.deploy"
 SMALL_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-WAIT_S = 60.0
+WAIT_S = 120.0
+MASTER = r"Starting Spark master at (spark://\S+)"
+EXECUTOR = b"CoarseGrainedExecutorBackend"
 
 
 def free_port() -> int:
@@ -98,11 +102,8 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[st
     folder.mkdir()
     nodes = [Node(folder, "master", "master.Master")]
     try:
-        url = nodes[0].wait_for(r"Starting Spark master at (spark://\S+)")[1]
-        limits = ("--cores", "1", "--memory", "700m")
-        for name in request.param:
-            where = ("--work-dir", folder / name)
-            nodes.append(Node(folder, name, "worker.Worker", *limits, *where, url))
+        url = nodes[0].wait_for(MASTER)[1]
+        nodes += [worker_of(url, folder, name) for name in request.param]
         for worker in nodes[1:]:
             worker.wait_for("Successfully registered with master")
         yield url, folder
@@ -111,35 +112,121 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[st
             node.stop()
 
 
+def worker_of(url: str, folder: Path, name: str) -> Node:
+    limits = ("--cores", "1", "--memory", "700m", "--work-dir", folder / name)
+    return Node(folder, name, "worker.Worker", *limits, url)
+
+
+def executors_of(worker: Node) -> list[int]:
+    """The processes of the executors that a worker has started."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+            command = (process / "cmdline").read_bytes()
+            if int(parent) == worker.process.pid and EXECUTOR in command:
+                found.append(int(process.name))
+    return found
+
+
+def wait_for_executor(worker: Node, run: subprocess.Popen[str]) -> int:
+    deadline = time.monotonic() + WAIT_S
+    while not (found := executors_of(worker)):
+        assert run.poll() is None, run.communicate()
+        assert time.monotonic() < deadline, worker.log.read_text()[-2000:]
+        time.sleep(0.05)
+    return found[0]
+
+
 @pytest.mark.long  # `test_spark_submit_starts_it` runs on a worker, too
 @pytest.mark.parametrize("cluster", [("first", "second")], indirect=True, ids=["two workers"])
 def test_the_command_on_a_cluster(cluster: tuple[str, Path], tmp_path: Path) -> None:
     url, folder = cluster
     traffic = SampleTraffic(protocols=("emp", "epoxy"), connections=4, messages=5)
     size = traffic.write_tap(tmp_path / "lake")
-    done = subprocess.run(
-        [
-            *(CROSSWIRE, "pipeline", "run", "--json", "--master", url),
-            *("--input", tmp_path / "lake", "--output", tmp_path / "out"),
-            *("--tables", "frames", "accounting"),
-            *("--conf", "spark.driver.host=127.0.0.1"),
-            *("--conf", "spark.driver.memory=512m"),
-            *("--conf", "spark.executor.memory=600m"),
-            *("--conf", "spark.sql.shuffle.partitions=2"),
-            *("--conf", "spark.sql.adaptive.enabled=false"),
-            *("--conf", "spark.sql.codegen.factoryMode=NO_CODEGEN"),
-            *("--conf", f"spark.driver.extraJavaOptions={SMALL_JAVA}"),
-            *("--conf", f"spark.executor.extraJavaOptions={SMALL_JAVA}"),
-        ],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
+    done = subprocess.run(command(url, tmp_path), capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     accounts = json.loads(done.stdout)["accounting"]
     assert sum(each["seen"] for each in accounts) == size
     assert {each["protocol"] for each in accounts} == {"emp", "epoxy"}
-    # Both workers ran what they were sent: Python compiled it where it was unpacked.
+    assert_both_worked(folder)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cluster", [()], indirect=True, ids=["no worker"])
+def test_workers_may_join_late(cluster: tuple[str, Path], tmp_path: Path) -> None:
+    """The first when the work is planned already, the second when there is an executor."""
+    url, folder = cluster
+    traffic = SampleTraffic(protocols=("emp", "epoxy"), connections=4, messages=5)
+    size = traffic.write_tap(tmp_path / "lake")
+    workers: list[Node] = []
+    with subprocess.Popen(
+        command(url, tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    ) as run:
+        try:
+            wait_in_log(folder / "master.log", "Registered app", run)
+            workers.append(worker_of(url, folder, "first"))
+            early = wait_for_executor(workers[0], run)
+            # It does nothing until there is another one, which else might find no work.
+            os.kill(early, signal.SIGSTOP)
+            try:
+                workers.append(worker_of(url, folder, "second"))
+                late = wait_for_executor(workers[1], run)
+                wait_for_output(folder / "second", "Connected to driver|Successfully registered")
+                assert late != early
+            finally:
+                os.kill(early, signal.SIGCONT)
+            out, errors = run.communicate(timeout=300)
+        finally:
+            run.kill()
+            for worker in workers:
+                worker.stop()
+    assert (run.returncode, errors) == (0, "")
+    assert sum(each["seen"] for each in json.loads(out)["accounting"]) == size
+    assert_both_worked(folder)
+
+
+def wait_in_log(log: Path, text: str, run: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while text not in log.read_text(errors="replace"):
+        assert run.poll() is None, run.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def wait_for_output(folder: Path, pattern: str) -> None:
+    """Until the executor of a worker has written such a line."""
+    deadline = time.monotonic() + WAIT_S
+    while not any(
+        re.search(pattern, each.read_text(errors="replace"))
+        for each in folder.glob("app-*/*/stderr")
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def command(url: str, folder: Path) -> list[str | Path]:
+    return [
+        *(CROSSWIRE, "pipeline", "run", "--json", "--master", url),
+        *("--input", folder / "lake", "--output", folder / "out"),
+        *("--tables", "frames", "accounting"),
+        *("--conf", "spark.driver.host=127.0.0.1"),
+        *("--conf", "spark.driver.memory=512m"),
+        *("--conf", "spark.executor.memory=600m"),
+        *("--conf", "spark.sql.shuffle.partitions=2"),
+        *("--conf", "spark.sql.adaptive.enabled=false"),
+        *("--conf", "spark.sql.codegen.factoryMode=NO_CODEGEN"),
+        *("--conf", f"spark.driver.extraJavaOptions={SMALL_JAVA}"),
+        *("--conf", f"spark.executor.extraJavaOptions={SMALL_JAVA}"),
+    ]
+
+
+def assert_both_worked(folder: Path) -> None:
+    """Both workers ran what they were sent: Python compiled it where it was unpacked."""
     for worker in ("first", "second"):
         compiled = (folder / worker).glob(
             "app-*/*/crosswire/pipeline/sources/__pycache__/decoded.*.pyc"

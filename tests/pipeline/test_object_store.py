@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -288,6 +289,61 @@ def test_streams_find_captures_by_url(
     read_on = [part for found in (first, second) for part in found.captures]
     again = [packets_of(part) for part in read_on]
     assert again[0] + again[1] == again[2] == segments(str(tmp_path / "captures" / "a.pcap"))
+
+
+@pytest.mark.long
+@pytest.mark.spark
+def test_a_stream_reads_captures_of_a_store(endpoint: str, tmp_path: Path) -> None:
+    """In two runs, between which a capture has grown and another one has come; the tables are those
+    of a batch over the same files on disk."""
+    local = tmp_path / "captures"
+    write_captures(local, SampleTraffic(seed=5, connections=4, messages=6))
+    chosen = sorted(local.iterdir())[:2]
+    for file in sorted(local.iterdir())[2:]:
+        file.unlink()
+    environment = os.environ | {
+        "AWS_ENDPOINT_URL": f"http://{endpoint}",
+        "AWS_ACCESS_KEY_ID": "any",
+        "AWS_SECRET_ACCESS_KEY": "any",
+    }
+
+    def put(name: str, data: bytes) -> None:
+        path = f"tables/streamed/{name}"
+        # A name that ends with .gz would have it compressed once more.
+        with connected(endpoint).open_output_stream(path, compression=None) as copy:
+            copy.write(data)
+
+    def run(given: str | Path, output: Path, *more: str) -> None:
+        command = [sys.executable, "-m", "crosswire.cli.main", "pipeline", "run", *more]
+        done = subprocess.run(
+            [
+                *(*command, "--input", given, "--output", output, "--master", "local[2]"),
+                *("--tables", "frames", "conversations"),
+            ],
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+
+    whole = chosen[0].read_bytes()
+    put(chosen[0].name, whole[: len(whole) // 2])
+    run("s3://tables/streamed", tmp_path / "stream", "--once")
+    put(chosen[0].name, whole)
+    put(chosen[1].name, chosen[1].read_bytes())
+    run("s3://tables/streamed", tmp_path / "stream", "--once")
+    run(local, tmp_path / "batch")
+    stream, batch = (VisibleTables(str(tmp_path / each)) for each in ("stream", "batch"))
+    for name, columns in (
+        ("silver.frames", ["connection", "direction", "offset", "length", "name"]),
+        ("gold.conversations", ["connection", "protocol", "outcome", "latency_us"]),
+    ):
+        expected, found = batch.read(name).to_pylist(), stream.read(name).to_pylist()
+        assert found and rows_of(found, columns) == rows_of(expected, columns)
+
+
+def rows_of(rows: list[dict[str, object]], columns: list[str]) -> list[tuple[str, ...]]:
+    return sorted(tuple(str(row[name]) for name in columns) for row in rows)
 
 
 def packets_of(part: Split) -> list[tuple[int, bytes]]:

@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from array import array
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -18,7 +20,7 @@ from crosswire.errors import CrosswireError
 from crosswire.hub.ledger import LedgerPeer, LedgerRun, Step, serialize_block
 from crosswire.hub.seals import LakeGap
 from crosswire.lake.writer import LakeWriter
-from crosswire.server import lake_feed
+from crosswire.server import lake_encoder, lake_feed
 from crosswire.server.lake_batches import BatchOrder, FeedGroup, build_batch
 from crosswire.server.lake_encoder import EncoderOrder, LakeEncoder, write_message
 from crosswire.server.lake_feed import STEP_NAMES
@@ -135,7 +137,7 @@ def test_it_ends_in_silence_with_its_hub(tmp_path: Path) -> None:
         record_sizes=b"",
     )
     with subprocess.Popen(
-        [sys.executable, "-m", "crosswire.server.lake_process", str(shared)],
+        [sys.executable, "-m", "crosswire.server.lake_process", str(shared), str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -162,6 +164,131 @@ def test_a_process_that_was_killed_is_replaced(tmp_path: Path) -> None:
         assert len(encoder.prepare(ORDER, [group(1, 1, 2)])) == 3
     finally:
         encoder.stop()
+
+
+HUB = """
+import os, signal, sys
+from pathlib import Path
+from crosswire.server.lake_encoder import LakeEncoder
+from tests.server.test_lake_encoder import ORDER, STEP_NAMES, group
+encoder = LakeEncoder(Path(sys.argv[1]), "n1", STEP_NAMES)
+encoder.prepare(ORDER, [group(1, 1, 2)])
+os.kill(encoder.process_id, signal.SIGSTOP)
+print(encoder.process_id, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can do that")
+def test_a_suspended_process_ends_with_a_hub_that_is_killed(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HUB, tmp_path],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 10.0
+    # Ended, or waiting for its new parent to ask how it did.
+    state = Path(f"/proc/{int(done.stdout)}/stat")
+    while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_process_that_is_suspended_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with an order that does not fit into a pipe."""
+    encoder = LakeEncoder(tmp_path, "n1", STEP_NAMES)
+    many = FeedGroup(1, 1, b"", [b""] * 50_000, 1, 9)
+    try:
+        for groups in ([group(1, 1, 2)], [many]):
+            monkeypatch.setattr(lake_encoder, "_ANSWER_S", 60.0)
+            assert len(encoder.prepare(ORDER, [group(1, 1, 2)])) == 3
+            assert encoder.process_id is not None
+            os.kill(encoder.process_id, signal.SIGSTOP)
+            monkeypatch.setattr(lake_encoder, "_ANSWER_S", 0.1)
+            with pytest.raises(OSError, match="has ended with code -9"):
+                encoder.prepare(ORDER, groups)
+    finally:
+        encoder.stop()
+
+
+@pytest.mark.parametrize("answer", ["\\0\\0\\0\\100", "\\3\\0\\0\\0abc", "x"])
+def test_an_answer_that_is_none_ends_the_process(tmp_path: Path, answer: str) -> None:
+    """One that is announced as 1 GiB, one of another type, and half of a length."""
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\nprintf '{answer}'\nexec 1>&-\ncat >/dev/null\n")
+    program.chmod(0o700)
+    encoder = LakeEncoder(tmp_path, "n1", STEP_NAMES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(program))
+        with pytest.raises(OSError, match="the lake's encoder has ended"):
+            encoder.prepare(ORDER, [group(1, 1, 2)])
+    assert encoder.process_id is None
+    encoder.stop()
+
+
+def test_what_is_printed_is_no_answer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import atexit, os; atexit.register(os.write, 1, b'printed at the end')\n"
+    )
+    encoder = LakeEncoder(tmp_path / "lake", "n1", STEP_NAMES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        try:
+            assert len(encoder.prepare(ORDER, [group(1, 1, 2)])) == 3
+        finally:
+            encoder.stop()
+    out = capfd.readouterr()
+    assert (out.out, out.err) == ("", "printed at the end")
+
+
+def test_modules_of_the_folder_that_the_hub_was_started_in_are_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "msgspec.py").write_text("raise SystemExit(9)\n")
+    monkeypatch.chdir(tmp_path)
+    encoder = LakeEncoder(tmp_path / "lake", "n1", STEP_NAMES)
+    try:
+        assert len(encoder.prepare(ORDER, [group(1, 1, 2)])) == 3
+    finally:
+        encoder.stop()
+
+
+class DamagedMemory(LakeEncoder):
+    """Changes a byte of the last record that it gives to its process."""
+
+    damages = 0
+
+    def _share(self, pieces: Iterable[bytes]) -> None:
+        whole = [bytes(each) for each in pieces]
+        if self.damages:
+            self.damages -= 1
+            whole[-1] = bytes([whole[-1][0] ^ 1]) + whole[-1][1:]
+        super()._share(whole)
+
+
+async def test_what_memory_has_damaged_is_taken_from_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lake_feed, "_ENCODER_BYTES", 1)
+    site = Site(tmp_path / "lake")
+    await site.start()
+    assert site.feed is not None
+    encoder = site.feed._encoder = DamagedMemory(site.lake, site.hub.node, STEP_NAMES)
+    await site.send(b"a")
+    # The first seal comes from the store, later ones from memory.
+    await until(lambda: site.payloads == [b"a"])
+    encoder.damages = 1
+    await site.send(b"b")
+    await until(lambda: site.payloads == [b"a", b"b"])
+    assert not encoder.damages
+    assert ("lake", "", "gap") not in site.counts
+    await site.stop()
+    assert site.faults() == []
 
 
 async def test_killed_at_any_moment_nothing_is_missing_or_twice(

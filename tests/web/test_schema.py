@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from schemathesis import Case
 
 STREAMS = {"watch_events", "tail", "watch_frames"}
-OTHERS = {"stage", "read_log", "create_checkpoint", "create_analysis"}
+OTHERS = {"stage", "read_log", "read_log_files", "create_checkpoint", "create_analysis"}
 """Their bodies or responses are no JSON, they copy the store, or they start a process: tested on
 their own."""
 

@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 from crosswire.errors import LakeError
 from crosswire.lake.columns import numbers
 from crosswire.lake.files import LakeFile, counting, find, parse_name
+from crosswire.lake.row_groups import RowGroupFile, RowGroupFiles
 
-__all__ = ["CoveredIds", "History", "IdShare", "LakeExtent"]
+__all__ = ["CoveredIds", "History", "IdShare", "LakeExtent", "SealedGroup"]
 
 _BATCH_BYTES: Final = 4 << 20
 _BATCH_ROWS: Final = 16_384
@@ -56,6 +57,16 @@ class IdShare(NamedTuple):
     size_bytes: int
 
 
+class SealedGroup(NamedTuple):
+    """A row group: its file, its number in it, its rows, and its first and last id."""
+
+    file: LakeFile
+    number: int
+    rows: int
+    first: int
+    last: int
+
+
 class _RowGroup(NamedTuple):
     """A row group, as the footer describes it."""
 
@@ -87,6 +98,7 @@ class History:
         self._footers: dict[Path, _Footer] = {}
         self._gaps: dict[Path, list[tuple[int, int]]] = {}
         self._known: tuple[list[LakeFile], LakeExtent | None, list[CoveredIds]] | None = None
+        self._group_files = RowGroupFiles()
 
     # Covered ids.
 
@@ -284,6 +296,30 @@ class History:
                     yield batch, min(upto, last)
             yield None, min(footer[-1].last_id, last)
         yield None, last
+
+    def group_at(self, first: int, last: int) -> SealedGroup | None:
+        """The first row group with ids of a range; None if there is none."""
+        with self._lock:
+            files = self._files
+            index = self._file_index(files, first)
+            if index == len(files):
+                return None
+            for number, group in enumerate(self._footer(files[index])):
+                if group.last_id >= first:
+                    if group.first_id > last:
+                        return None
+                    return SealedGroup(
+                        files[index], number, group.rows, group.first_id, group.last_id
+                    )
+        return None
+
+    def open_group(self, group: SealedGroup, names: Sequence[str]) -> RowGroupFile | None:
+        """A row group as a file of its own; None where it can't be given away as it is."""
+        path = group.file.path
+        opened: RowGroupFile | None = _reading(
+            path, lambda: self._group_files.open(path, group.number, names)
+        )
+        return opened
 
     def groups(
         self, first: int, last: int, since_us: int, until_us: int, *, oldest_first: bool

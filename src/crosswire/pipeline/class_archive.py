@@ -5,8 +5,8 @@
 Before its first query Spark loads some 15,000 classes: Java unpacks, parses and checks each of them
 anew in every process. With class data sharing it maps them from a file instead, as they were at the
 end of a process that had used them. That file, of about 200 MB, is made once for an environment;
-`start` uses it if it is there. Java itself checks that it fits (its own version; the names, sizes
-and times of Spark's files), and goes on without it if not.
+`start` uses it if it is there, and as it was made. Java itself checks that it fits (its own
+version; the names, sizes and times of Spark's files), and goes on without it if not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ from crosswire.lake.files import write
 from crosswire.lake.schemas import DATA, FORWARD, LEDGER, MESSAGES, WIRE
 from crosswire.pipeline.batch import BatchJob, run_batch
 from crosswire.pipeline.sources.inputs import find_inputs
-from crosswire.pipeline.spark import SMALL_INPUT, class_archive, plain_errors, start
+from crosswire.pipeline.spark import (
+    CHECKSUM,
+    SMALL_INPUT,
+    checksum,
+    class_archive,
+    plain_errors,
+    start,
+)
 
 __all__ = ["make_archive"]
 
@@ -41,14 +48,20 @@ _ROW: dict[str, Any] = {
 
 def make_archive(archive: Path) -> None:
     """Run Spark until it has made all tables, and keep its classes. Raises PipelineError."""
-    archive.parent.mkdir(parents=True, exist_ok=True)
     unfinished = archive.with_suffix(f".{os.getpid()}")
     options = (
         f"{SMALL_INPUT['spark.driver.extraJavaOptions']} -XX:ArchiveClassesAtExit={unfinished}"
     )
     # Classes that Java can't keep are reported one by one, on standard output.
     settings = SMALL_INPUT | {"spark.driver.extraJavaOptions": f"{options} -Xlog:disable"}
-    archive.unlink(missing_ok=True)  # Java can't add to an archive that it uses itself
+    try:
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        archive.unlink(missing_ok=True)  # Java can't add to an archive that it uses itself
+        # An environment that can't be written to is found out before Spark has run for a minute.
+        unfinished.touch()
+        unfinished.unlink()
+    except OSError as error:
+        raise PipelineError(f"{archive} can't be written: {error.strerror}") from None
     spark = start("local[2]", settings, name="class archive")
     try:
         with tempfile.TemporaryDirectory() as folder, plain_errors():
@@ -64,7 +77,12 @@ def make_archive(archive: Path) -> None:
         gateway.proc.wait()
     if not unfinished.exists():
         raise PipelineError("this Java does not archive classes")
+    # Of two processes that do this at once, the checksum of one may be left with the archive of the
+    # other: then neither is used.
+    proof = unfinished.with_suffix(f"{unfinished.suffix}{CHECKSUM}")
+    proof.write_text(checksum(unfinished))
     unfinished.rename(archive)
+    proof.rename(archive.with_suffix(CHECKSUM))
 
 
 def _write_lake(lake: Path) -> None:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -29,19 +30,25 @@ from pyspark.sql import functions as F  # noqa: N812
 from crosswire.errors import CrosswireError, PipelineError
 
 __all__ = [
+    "CHECKSUM",
     "SMALL_INPUT",
     "archive_options",
+    "checksum",
     "class_archive",
     "cores_of",
     "default_master",
     "is_connect",
     "is_local_master",
+    "is_whole",
     "java_home",
     "plain_errors",
     "start",
 ]
 
 _OLDEST_JAVA: Final = 17
+CHECKSUM: Final = ".crc32"
+"""The suffix of the file beside an archive of classes that has its checksum."""
+_READ_BYTES: Final = 1 << 20
 
 _SETTINGS: Final = {
     "spark.ui.enabled": "false",
@@ -133,7 +140,7 @@ def start(
         settings |= _CLUSTER_SETTINGS
     settings |= conf or {}
     options = settings.get("spark.driver.extraJavaOptions", "")
-    if class_archive().exists():
+    if is_whole(class_archive()):
         # Before other options, which may name another archive.
         options = f"{archive_options(class_archive())} {options}"
     logging = Path(__file__).with_name("log4j2.properties").as_uri()
@@ -182,6 +189,25 @@ def class_archive() -> Path:
     """Where this environment keeps the classes of its Spark, if it does: see the module of this
     name."""
     return Path(sys.prefix) / "share" / "crosswire" / f"spark-{pyspark.__version__}.jsa"
+
+
+def is_whole(archive: Path) -> bool:
+    """Whether an archive is there and as it was made: Java crashes with one that was cut, and looks
+    at nothing but its beginning. Takes a fraction of a second, of the several that it saves."""
+    try:
+        expected = archive.with_suffix(CHECKSUM).read_text()
+        return checksum(archive) == expected
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def checksum(archive: Path) -> str:
+    """What is in the file beside an archive. Raises OSError."""
+    crc = 0
+    with archive.open("rb") as file:
+        while some := file.read(_READ_BYTES):
+            crc = zlib.crc32(some, crc)
+    return f"{crc:08x}"
 
 
 def archive_options(archive: Path) -> str:

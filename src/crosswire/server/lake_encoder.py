@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import islice
@@ -40,6 +41,10 @@ _LENGTH: Final = Layout("<I")
 _BUFFERS: Final = 512
 """How many pieces are written with one call of the operating system, which takes up to 1024."""
 _STOP_S: Final = 10.0
+_ANSWER_S: Final = 30.0
+"""How long a process may work on an order, some seconds' work. One that takes longer does not work
+at all: it was suspended, or its disk does not answer."""
+_MOST_ANSWER_BYTES: Final = 1 << 20
 
 
 class EncoderOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,12 +83,15 @@ def write_message(stream: IO[bytes], message: EncoderOrder | EncoderAnswer) -> N
     stream.flush()
 
 
-def read_message(stream: IO[bytes]) -> bytes:
-    """The next one as bytes, b"" where the other side has ended. Raises OSError."""
+def read_message(stream: IO[bytes], most: int | None = None) -> bytes:
+    """The next one as bytes, b"" where the other side has ended, or sends one with more than `most`
+    bytes. Raises OSError."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return b""
     (length,) = _LENGTH.unpack(head)
+    if most is not None and length > most:
+        return b""
     body = stream.read(length)
     return body if len(body) == length else b""
 
@@ -131,18 +139,24 @@ class LakeEncoder:
             block_sizes=[len(each.block) for each in blocks],
             record_sizes=array("I", map(len, records)).tobytes(),
         )
+        # Writing to it and reading from it would wait for ever.
+        watch = threading.Timer(_ANSWER_S, process.kill)
+        watch.start()
         try:
             self._share([*(each.block for each in blocks), *records])
             write_message(process.stdin, order)
-            answer = read_message(process.stdout)
-        except OSError as error:
+            answer = read_message(process.stdout, _MOST_ANSWER_BYTES)
+            read = msgspec.msgpack.decode(answer, type=EncoderAnswer) if answer else None
+        except (OSError, msgspec.DecodeError) as error:
+            # Also after an answer that is none: the rest of it would be taken for the next one.
             raise self._ended(error) from error
         finally:
+            watch.cancel()
+            watch.join()
             if self._file >= 0:
                 os.ftruncate(self._file, 0)
-        if not answer:
+        if read is None:
             raise self._ended(None)
-        read = msgspec.msgpack.decode(answer, type=EncoderAnswer)
         if read.error_number:
             raise OSError(read.error_number, read.error)
         if read.error:
@@ -178,7 +192,11 @@ class LakeEncoder:
         if self._process is None:
             self._file = _memory_file()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "crosswire.server.lake_process", str(self._file)],
+                # -P: modules are not looked for in the folder that the hub was started in.
+                [
+                    *(sys.executable, "-P", "-m", "crosswire.server.lake_process"),
+                    *(str(self._file), str(os.getpid())),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=(self._file,),
@@ -199,7 +217,7 @@ class LakeEncoder:
                 _write_all(self._file, b"".join(some)[written:], position + written)
             position += size
 
-    def _ended(self, cause: OSError | None) -> OSError:
+    def _ended(self, cause: Exception | None) -> OSError:
         """What to raise where the process doesn't answer any more."""
         process = self._process
         code = None

@@ -367,7 +367,8 @@ class LakeFeed:
             await self._give_up("the lake could not keep up")
             return
         self._check_room()
-        groups = await self._from_store() if self._is_lagging else self._from_memory()
+        is_stored = self._is_lagging
+        groups = await self._from_store() if is_stored else self._from_memory()
         if not groups:
             return
         try:
@@ -377,7 +378,11 @@ class LakeFeed:
             raise
         except CrosswireError as error:
             self._failed(error)
-            await self._give_up(str(error), groups[-1])
+            if is_stored:
+                await self._give_up(str(error), groups[-1])
+            else:
+                # The store may have what is damaged here.
+                self._start_lagging()
             return
         old, first_gap = self._seal, self._next_gap()
         seal = Seal(

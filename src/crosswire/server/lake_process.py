@@ -1,11 +1,13 @@
-"""The process of the lake's encoder: `python -m crosswire.server.lake_process DESCRIPTOR`.
+"""The process of the lake's encoder: `python -m crosswire.server.lake_process DESCRIPTOR HUB`.
 
-It reads orders from its input, and for each the bytes in the file that it shares with the hub;
+HUB is the hub's process. It reads orders from its input, and for each the bytes in the file that
+it shares with the hub;
 answers go to its output. It ends when its input does, so with the hub, however that ends.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import signal
@@ -27,6 +29,7 @@ __all__ = ["main", "prepare"]
 
 _NICENESS: Final = 5
 """Where processors are short, messages come before files."""
+_PR_SET_PDEATHSIG: Final = 1
 
 
 def prepare(order: EncoderOrder, shared: int) -> EncoderAnswer:
@@ -62,14 +65,27 @@ def _pieces(shared: int, sizes: Sequence[int]) -> Iterator[bytes]:
             yield data[end - size : end]
 
 
+def _end_with_hub(hub: int) -> None:
+    """A hub that is killed takes this process with it, even if it is suspended and can't see that
+    its input has ended. Only Linux can do that."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != hub:
+        # It was killed before.
+        os._exit(0)
+
+
 def main() -> int:
     """Work until the input ends."""
     # The hub decides when it ends: by closing the input.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.nice(_NICENESS)
-    shared = int(sys.argv[1])
-    orders, answers = sys.stdin.buffer, sys.stdout.buffer
+    shared, hub = map(int, sys.argv[1:])
+    _end_with_hub(hub)
+    orders, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    # What a library may print goes to the log, not among the answers.
+    os.dup2(2, 1)
     while order := read_message(orders):
         answer = prepare(msgspec.msgpack.decode(order, type=EncoderOrder), shared)
         try:

@@ -11,10 +11,11 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from struct import Struct as Layout
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -30,6 +31,7 @@ from crosswire.hub.hub import Hub
 from crosswire.lake.columns import booleans
 from crosswire.lake.history import History
 from crosswire.lake.ledger_history import LedgerHistory
+from crosswire.lake.row_groups import RowGroupFile
 from crosswire.lake.schemas import MESSAGES
 from crosswire.server.lake_feed import LakeFeed
 from crosswire.server.log_selection import EARLIEST, LATEST, OTHERS, LogSelection
@@ -45,7 +47,7 @@ from crosswire.server.log_snapshot import (
 from crosswire.store.keys import MAX_ID
 from crosswire.store.records import Count
 
-__all__ = ["COLUMNS", "Log", "LogRange", "ReadPlan", "ReadSplit"]
+__all__ = ["COLUMNS", "FILE_HEADER", "Log", "LogRange", "ReadPlan", "ReadSplit"]
 
 COLUMNS: Final = tuple(
     name for name in MESSAGES.names if name not in ("node", "seq", "native", "crc")
@@ -62,10 +64,17 @@ _STEP_S: Final = 0.25
 _FULL_BYTES: Final = 2 << 20
 _FULL_ROWS: Final = 16_384
 _CHUNK_BYTES: Final = 256 << 10
-_PART_ROWS: Final = 50_000
+_PART_ROWS: Final = 200_000
 _PART_BYTES: Final = 64 << 20
 _MOST_PARTS: Final = 1000
 _MOVED: Final = 5
+_PIECE_BYTES: Final = 1 << 20
+_FILE_BYTES: Final = 64 << 20
+_DECODED_BYTES: Final = 256 << 20
+"""Row groups that are larger are decoded here, a piece at a time: a reader of files has to hold a
+whole one."""
+FILE_HEADER: Final = Layout("<qqq")
+"""Before each file in `Log.files`: its first and its last id in the range, and its size."""
 _WINDOW: Final = 16_384
 
 T = TypeVar("T")
@@ -196,7 +205,9 @@ class Log:
             rows = sum(share.rows for share in shares)
             size_bytes = sum(share.size_bytes for share in shares)
             least = max(rows // _PART_ROWS, size_bytes // _PART_BYTES)
-            parts = min(max(plan.parts, least), _MOST_PARTS)
+            # A multiple of what is asked for, which is often the number of cores: the last tasks
+            # would leave some of them idle.
+            parts = min(max(-(-least // plan.parts), 1) * plan.parts, _MOST_PARTS)
             splits = cut(shares, first, end, parts) if shares else []
         return LogRange(
             node=self._hub.node,
@@ -238,16 +249,7 @@ class Log:
         Raises HistoryMissing, InvalidDestination, InvalidEnvelope, LakeError, ServiceUnavailable
         before the first chunk.
         """
-        unknown = [name for name in reading.columns if name not in COLUMNS]
-        if unknown:
-            raise InvalidEnvelope(f"there is no column {unknown[0]!r}")
-        if reading.node != self._hub.node:
-            raise HistoryMissing(f"this is node {self._hub.node}, not {reading.node}")
-        if reading.end > self._hub.committed_id + 1:
-            raise InvalidEnvelope(f"ids from {self._hub.committed_id + 1} on are not there yet")
-        choice = LogSelection(
-            reading.destinations, reading.starts, {OTHERS: reading.end, **reading.ends}
-        )
+        choice = self._chosen(reading)
         async with self.reader(owner):
             logs = await self._logs(choice)
             async with contextlib.aclosing(
@@ -255,6 +257,76 @@ class Log:
             ) as stream:
                 async for chunk in stream:
                     yield chunk
+
+    def _chosen(self, reading: ReadSplit) -> LogSelection:
+        unknown = [name for name in reading.columns if name not in COLUMNS]
+        if unknown:
+            raise InvalidEnvelope(f"there is no column {unknown[0]!r}")
+        if reading.node != self._hub.node:
+            raise HistoryMissing(f"this is node {self._hub.node}, not {reading.node}")
+        if reading.end > self._hub.committed_id + 1:
+            raise InvalidEnvelope(f"ids from {self._hub.committed_id + 1} on are not there yet")
+        return LogSelection(
+            reading.destinations, reading.starts, {OTHERS: reading.end, **reading.ends}
+        )
+
+    async def files(self, reading: ReadSplit, owner: str = "") -> AsyncGenerator[bytes, None]:
+        """Row groups of the lake, as Parquet files one after the other, each after a header with
+        its first and last id of the range and its size. A file may have more ids than these, and
+        has the column `id`. It has no row of a destination that is not selected.
+
+        The stream ends before the range does where messages are not in the lake, or together with
+        others: the client reads them with `read`. Raises what that raises, before the first chunk.
+        """
+        choice = self._chosen(reading)
+        names = tuple(dict.fromkeys((*reading.columns, "id")))
+        position, last = max(reading.first, 1), reading.end - 1
+        ends_at = time.monotonic() + _STREAM_S
+        # Which rows are selected is then a matter of their ids alone.
+        is_simple = len(choice.starts) == 1 and len(choice.ends) == 1
+        position = max(position, choice.starts[OTHERS])
+        last = min(last, choice.ends[OTHERS] - 1)
+        async with self.reader(owner):
+            while is_simple and position <= last and time.monotonic() < ends_at:
+                step = functools.partial(self._sealed, choice, names, self.moment(), position, last)
+                sealed = await self.with_files(step)
+                if sealed is None or self.ends_streams:
+                    break
+                with sealed.file as file:
+                    yield FILE_HEADER.pack(position, sealed.last, file.size_bytes)
+                    pieces = file.pieces(_PIECE_BYTES)
+                    while piece := await self.in_thread(next, pieces, b""):
+                        if time.monotonic() >= ends_at + _STREAM_S:
+                            # A reader that takes very long: it discards what is not whole.
+                            return
+                        for start in range(0, len(piece), _CHUNK_BYTES):
+                            yield piece[start : start + _CHUNK_BYTES]
+                self._count("log", "http", "messages", by=sealed.rows)
+                position = sealed.last + 1
+
+    def _sealed(
+        self, choice: LogSelection, names: Sequence[str], moment: Moment, first: int, last: int
+    ) -> _SealedFile | None:
+        """On a thread: the next row group, if all its messages are selected."""
+        pieces = self.snapshot(moment, choice, {})
+        piece = next(pieces(first, last))
+        group = self.history.group_at(first, piece.last) if piece.in_lake else None
+        if group is None:
+            return None
+        file = self.history.open_group(group, names)
+        if file is None:
+            return None
+        if (
+            file.size_bytes > _FILE_BYTES
+            or file.decoded_bytes > _DECODED_BYTES
+            or not all(map(choice.wants, file.destinations))
+        ):
+            file.close()
+            return None
+        upto = min(group.last, piece.last)
+        width = group.last - group.first + 1
+        rows = group.rows * (upto - max(first, group.first) + 1) // width
+        return _SealedFile(file, upto, rows)
 
     @contextlib.asynccontextmanager
     async def reader(self, owner: str) -> AsyncIterator[None]:
@@ -391,6 +463,15 @@ def _by_pattern(
             messages=sum(each.messages for each in own), bytes=sum(each.bytes for each in own)
         )
     return found
+
+
+class _SealedFile(NamedTuple):
+    """A row group whose messages are all selected, its last id of the range, and about how many
+    messages of the range it has."""
+
+    file: RowGroupFile
+    last: int
+    rows: int
 
 
 class _RangeReader:

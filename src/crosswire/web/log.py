@@ -10,7 +10,7 @@ import msgspec
 from crosswire.errors import Forbidden, InvalidDestination, ServiceUnavailable
 from crosswire.server.log_reader import Log, LogRange, ReadPlan, ReadSplit
 from crosswire.server.log_selection import MOST_DESTINATIONS
-from crosswire.web.contract import Chunks, Operation, OperationRequest
+from crosswire.web.contract import BYTES, Chunks, Operation, OperationRequest
 from crosswire.web.name_index import NAME_KINDS
 from crosswire.web.paging import ListQuery, cursor_of, read_cursor
 
@@ -97,6 +97,14 @@ def read(ask: OperationRequest) -> Chunks:
     return _while_allowed(ask, wanted.destinations, _log(ask).read(wanted, ask.principal))
 
 
+def read_files(ask: OperationRequest) -> Chunks:
+    """Row groups of a range, as Parquet files. Raises Forbidden."""
+    wanted: ReadSplit = ask.body
+    _check_number(wanted)
+    _require(ask, wanted.destinations)
+    return _while_allowed(ask, wanted.destinations, _log(ask).files(wanted, ask.principal))
+
+
 async def _while_allowed(ask: OperationRequest, destinations: list[str], chunks: Chunks) -> Chunks:
     """Rights that are taken away end the stream: it is cut off, so that no reader takes what it got
     for all there is."""
@@ -174,6 +182,19 @@ LOG_OPERATIONS: Final = (
         handler=read,
         body=ReadSplit,
         answer=None,
+        needs="principal",
+    ),
+    Operation(
+        name="read_log_files",
+        tag="bulk",
+        method="POST",
+        path="/v1/log/files",
+        summary="The beginning of a range as Parquet files, as far as they have nothing else;"
+        " before each its first and last id in the range and its size, 64 bits each, little-endian",
+        handler=read_files,
+        body=ReadSplit,
+        answer=None,
+        streams=BYTES,
         needs="principal",
     ),
 )

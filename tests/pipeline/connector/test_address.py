@@ -12,6 +12,7 @@ import pytest
 
 from crosswire.errors import ClientError, ConnectFailed, RequestFailed
 from crosswire.pipeline.connector.address import HubAddress, path_of
+from crosswire.server.log_reader import FILE_HEADER
 
 Answer = tuple[int, bytes]
 
@@ -113,6 +114,34 @@ def test_a_stream_that_breaks_off_gives_what_came_whole() -> None:
     with peer((200, half), length=len(whole)) as hub:
         found = [batch.column(0).to_pylist() for batch, _ in hub.batches("/", 0)]
     assert found == [[1, 2]]
+
+
+def file_of(first: int, last: int, data: bytes) -> bytes:
+    return FILE_HEADER.pack(first, last, len(data)) + data
+
+
+def whole_files(hub: HubAddress) -> list[tuple[int, int, bytes]]:
+    return [(first, last, bytes(data)) for first, last, data in hub.files("/", 0)]
+
+
+def test_files_come_with_their_ids() -> None:
+    with peer(BUSY, (200, file_of(1, 2, b"abc") + file_of(3, 9, b"d"))) as hub:
+        assert whole_files(hub) == [(1, 2, b"abc"), (3, 9, b"d")]
+
+
+@pytest.mark.parametrize("left", [1, FILE_HEADER.size, FILE_HEADER.size + 2])
+def test_files_that_break_off_are_left_out(left: int) -> None:
+    whole = file_of(1, 2, b"abc") + file_of(3, 9, b"def")
+    half = file_of(1, 2, b"abc") + file_of(3, 9, b"def")[:left]
+    with peer((200, half), length=len(whole)) as hub:
+        assert whole_files(hub) == [(1, 2, b"abc")]
+
+
+@pytest.mark.parametrize("size", [-1, 0, 1 << 40])
+def test_files_of_impossible_sizes_are_reported(size: int) -> None:
+    answer = (200, FILE_HEADER.pack(1, 2, size))
+    with peer(answer) as hub, pytest.raises(ClientError, match="is no hub"):
+        list(hub.files("/", 0))
 
 
 @pytest.mark.parametrize("url", ["http://", "ftp://x", "http://x:y"])

@@ -6,6 +6,7 @@ import http.client
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
+from struct import Struct as Layout
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -23,6 +24,9 @@ _FIRST_DELAY_S: Final = 0.1
 _LONGEST_DELAY_S: Final = 5.0
 _RETRIED_STATUSES: Final = frozenset((429, 502, 503, 504))
 _JSON: Final = "application/json"
+_FILE_HEADER: Final = Layout("<qqq")
+_FILE_BYTES: Final = 1 << 27
+"""Above what a hub sends; larger ones are not held in memory."""
 
 T = TypeVar("T")
 
@@ -91,6 +95,24 @@ class HubAddress(msgspec.Struct, frozen=True):
         connection, response = self._retry(lambda: self._open_stream(path, body))
         try:
             yield from self._read_stream(response)
+        finally:
+            connection.close()
+
+    def files(self, path: str, body: object) -> Iterator[tuple[int, int, bytearray]]:
+        """The Parquet files of the answer to a POST of JSON, each with its first and last id.
+
+        Like `batches` it ends if the connection breaks: only whole files are given. Raises
+        ClientError for one that is larger than a hub sends."""
+        connection, response = self._retry(lambda: self._open_stream(path, body))
+        try:
+            while len(head := _read_exactly(response, _FILE_HEADER.size)) == _FILE_HEADER.size:
+                first, last, size = _FILE_HEADER.unpack(head)
+                if not 0 < size <= _FILE_BYTES:
+                    raise ClientError(f"{self.url} is no hub: it sends a file of {size} bytes")
+                file = _read_exactly(response, size)
+                if len(file) < size:
+                    return
+                yield first, last, file
         finally:
             connection.close()
 
@@ -190,6 +212,20 @@ class HubAddress(msgspec.Struct, frozen=True):
     def _no_answer(self, error: Exception) -> str:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return f"no answer from the hub at {self.url}: {reason}"
+
+
+def _read_exactly(response: http.client.HTTPResponse, size: int) -> bytearray:
+    """That many bytes, or fewer if the answer ends or breaks off before."""
+    data = bytearray(size)
+    view, position = memoryview(data), 0
+    try:
+        while position < size and (count := response.readinto(view[position:])):
+            position += count
+    except (OSError, http.client.HTTPException):
+        pass  # as if it had ended: the caller continues with another request
+    view.release()
+    del data[position:]
+    return data
 
 
 def path_of(*parts: object) -> str:

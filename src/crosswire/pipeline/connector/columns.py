@@ -63,7 +63,15 @@ def _timestamp(column: pa.Array, _node: str) -> pa.Array:
 
 
 def _headers(column: pa.Array, _node: str) -> pa.Array:
-    return pa.array([_pairs(each) for each in column.to_pylist()], pa.list_(_PAIR))
+    return _for_each_text(column, _pairs, pa.list_(_PAIR))
+
+
+def _for_each_text(column: pa.Array, make: Callable[[str], Any], kind: pa.DataType) -> pa.Array:
+    """A column made of one of texts. Each different text is looked at once: many messages have the
+    same properties."""
+    coded = column.dictionary_encode()
+    made = pa.array([make(each) for each in coded.dictionary.to_pylist()], kind)
+    return made.take(coded.indices)
 
 
 def _pairs(properties: str) -> list[dict[str, Any]] | None:
@@ -81,7 +89,7 @@ def _text(value: Any) -> str:
 
 
 def _attempt(column: pa.Array, _node: str) -> pa.Array:
-    return pa.array([_attempts(each) for each in column.to_pylist()], pa.int32())
+    return _for_each_text(column, _attempts, pa.int32())
 
 
 def _attempts(properties: str) -> int:

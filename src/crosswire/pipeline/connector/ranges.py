@@ -11,15 +11,19 @@ import logging
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql.datasource import InputPartition
 
 from crosswire.access import covers
 from crosswire.errors import ConnectionLost, PipelineError, RequestFailed
+from crosswire.lake.columns import numbers
 from crosswire.pipeline.connector.address import HubAddress
 from crosswire.pipeline.connector.columns import needed, to_spark
 from crosswire.pipeline.connector.options import OTHERS, Offsets, ReadOptions
@@ -42,6 +46,8 @@ _NAMES: Final = 10_000
 """Names of destinations that are requested at once."""
 _CONTINUE: Final = "; set failOnDataLoss=false to continue without them"
 _RETRY_S: Final = 0.2
+_BATCH_BYTES: Final = 8 << 20
+_BATCH_ROWS: Final = 65_536
 _END: Final = "behind"
 """The name of a range's end in the hub's API: the id after the last one."""
 
@@ -202,7 +208,6 @@ def fetch(
     """The messages of a partition. If an answer breaks off, another request continues after its
     last batch, so that no row comes twice; raises ConnectionLost if requests bring nothing for
     `patience_s`."""
-    position = part.first
     wanted: Mapping[str, Any] = {
         "node": part.node,
         "destinations": part.destinations,
@@ -212,6 +217,14 @@ def fetch(
         "columns": needed(columns),
         "strict": strict,
     }
+    position, began_at = part.first, 0
+    while began_at < position < part.end:
+        began_at = position
+        for rows, last in _sealed(address, {**wanted, "first": position}):
+            position = last + 1
+            if rows is not None:
+                yield to_spark(rows, columns, part.node)
+    # What is not in files, or not alone there, and files that are damaged: the hub reports those.
     # The metadata of each batch has the id up to which the range is complete, also for batches
     # without messages: progress is visible where nothing matches.
     gives_up_at = 0.0
@@ -233,10 +246,43 @@ def fetch(
             time.sleep(_RETRY_S)
 
 
+def _sealed(
+    address: HubAddress, body: Mapping[str, Any]
+) -> Iterator[tuple[pa.RecordBatch | None, int]]:
+    """What is in files of the lake, as far as these go, each batch with the id up to which the
+    range is complete then; None for a batch where only that id has changed. It ends where a file
+    can't be decoded."""
+    with _missing_reported():
+        for first, last, data in address.files("/v1/log/files", body):
+            try:
+                for batch in _decoded(data):
+                    ids = numbers(pa.chunked_array([batch.column("id")]))
+                    start, end = np.searchsorted(ids, (first, last + 1)).tolist()
+                    if start < end:
+                        yield batch.slice(start, end - start), int(ids[end - 1])
+            except (pa.ArrowException, OSError):
+                return
+            yield None, last
+
+
+def _decoded(data: bytearray) -> Iterator[pa.RecordBatch]:
+    with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
+        metadata = file.metadata
+        size_bytes = max(metadata.row_group(0).total_byte_size, 1)
+        rows = min(max(_BATCH_BYTES * metadata.num_rows // size_bytes, 1), _BATCH_ROWS)
+        yield from file.iter_batches(rows)
+
+
 def _request(address: HubAddress, body: Mapping[str, Any]) -> Iterator[tuple[pa.RecordBatch, int]]:
-    try:
+    with _missing_reported():
         for batch, metadata in address.batches("/v1/log/read", body):
             yield batch, int(metadata[b"last"])
+
+
+@contextmanager
+def _missing_reported() -> Iterator[None]:
+    try:
+        yield
     except RequestFailed as error:
         if error.code != "gone":
             raise
