@@ -332,7 +332,7 @@ class Backlog(ABC):
 
     def _remove_from_memory(self, ids: Sequence[int], size: int) -> None:
         """These are settled and no longer in `memory.items`; `size` is that of all together."""
-        self.memory.grow(-size)
+        self.memory.grow(-size, -len(ids))
         self.cursor.settle(*ids)
         self._settled_since_reclaim += len(ids)
         self._uncount(len(ids), size)
