@@ -171,6 +171,8 @@ class Session(asyncio.Protocol):
         """How the peer began: what it speaks, if it is not what was expected."""
         self.lost: Exception | None = None
         """What ended the socket, if it broke: an alert of TLS, for example."""
+        self.other_shares: list[TurnShare] = []
+        """Those of its owner, for work that this peer causes."""
         self.account: MemoryAccount | None = None
         """Gets the size of what is buffered, if set; closed with the socket."""
 
@@ -360,6 +362,15 @@ class Session(asyncio.Protocol):
         ends, self._ends = self._ends, []
         for end_of in ends:
             end_of()
+
+    def share_time(self, owner: str | None) -> None:
+        """Whose part of the thread's time this peer uses; None: one of its own."""
+        turns = self._turns
+        if turns is not None:
+            joined = None if owner is None else turns.owner(owner)
+            for share in (self._share, *self.other_shares):
+                if share is not None:
+                    share.join(joined)
 
     def _forget_unread(self) -> None:
         self._unread, self._unread_from = b"", 0
