@@ -242,7 +242,7 @@ PEER_ATTACKS: dict[str, Attack] = {
     "extended": extended(20),
     "quick-first": quick_first(5_000),
     "long-reasons": long_reasons(10_000),
-    "acknowledged-calls": acknowledged_calls(8_000),
+    "acknowledged-calls": acknowledged_calls(3_000),
     "single-acknowledgements": single_acknowledgements(10_000),
     "filtered-subscriptions": filtered_subscriptions(300),
     "first-flights": first_flights(300),
