@@ -36,9 +36,9 @@ POLL_S = 1.0
 FIRST_PART_BYTES = 4 * 1024
 """How much of a read is processed at once, until it is known how long that takes."""
 LEAST_PART_BYTES = 256
-MOST_PART_BYTES = 256 * 1024
-"""While a frame is not whole its parts take no time, and would grow: but one may end with several
-frames, each of which causes much."""
+MOST_PART_BYTES = 32 * 1024
+"""A peer whose frames are quick makes its parts grow, and may send another kind of frames in the
+next one. What is missing of a larger frame is one part, without the frames after it."""
 LARGE_S: Final = 0.01
 """Roughly how long a frame of `LARGE_BYTES` takes, which is processed at once when its last byte is
 there: more than a turn."""
@@ -171,6 +171,8 @@ class Session(asyncio.Protocol):
         """How the peer began: what it speaks, if it is not what was expected."""
         self.lost: Exception | None = None
         """What ended the socket, if it broke: an alert of TLS, for example."""
+        self.other_shares: list[TurnShare] = []
+        """Those of its owner, for work that this peer causes."""
         self.account: MemoryAccount | None = None
         """Gets the size of what is buffered, if set; closed with the socket."""
 
@@ -320,7 +322,8 @@ class Session(asyncio.Protocol):
         while self._unread and not self._leaving:
             began, dispatch_s = turns.clock(), turns.dispatch_s
             start = self._unread_from
-            end = start + self._part_bytes
+            missing_bytes = self.connection.missing_bytes
+            end = start + max(self._part_bytes, missing_bytes)
             part = self._unread[start:end]
             if not has_own_turn and self.connection.completed_bytes(len(part)) >= LARGE_BYTES:
                 self._has_own_turn = True
@@ -338,8 +341,10 @@ class Session(asyncio.Protocol):
                 return
             self._receive(part)
             took_s = turns.time_since(began) - (turns.dispatch_s - dispatch_s)
-            if took_s > QUANTUM_S:
-                self._part_bytes = max(len(part) // 2, LEAST_PART_BYTES)
+            if len(part) < missing_bytes:
+                pass  # it was only kept, which takes no time
+            elif took_s > QUANTUM_S:
+                self._part_bytes = max(min(len(part) // 2, MOST_PART_BYTES), LEAST_PART_BYTES)
             elif took_s < QUANTUM_S / 2:
                 self._part_bytes = max(self._part_bytes, min(2 * len(part), MOST_PART_BYTES))
             if self.connection.has_backlog or (
@@ -357,6 +362,15 @@ class Session(asyncio.Protocol):
         ends, self._ends = self._ends, []
         for end_of in ends:
             end_of()
+
+    def share_time(self, owner: str | None) -> None:
+        """Whose part of the thread's time this peer uses; None: one of its own."""
+        turns = self._turns
+        if turns is not None:
+            joined = None if owner is None else turns.owner(owner)
+            for share in (self._share, *self.other_shares):
+                if share is not None:
+                    share.join(joined)
 
     def _forget_unread(self) -> None:
         self._unread, self._unread_from = b"", 0

@@ -9,6 +9,7 @@ import pytest
 from tests.adversary.growth import LARGEST_MIB, SHORT, polite
 from tests.adversary.http_growth import HTTP_ATTACKS
 from tests.adversary.measured import MeasuredTarget, measured_hub
+from tests.adversary.peer_growth import PEER_ATTACKS
 
 
 @pytest.fixture(scope="module")
@@ -29,3 +30,10 @@ def test_the_neighbour_is_served(target: MeasuredTarget, name: str) -> None:
 @pytest.mark.parametrize("name", HTTP_ATTACKS)
 def test_the_neighbour_is_served_beside_http(target: MeasuredTarget, name: str) -> None:
     target.assert_served(HTTP_ATTACKS[name], polite)
+
+
+@pytest.mark.parametrize("name", PEER_ATTACKS)
+def test_the_neighbour_is_served_beside_what_peers_repeat(
+    target: MeasuredTarget, name: str
+) -> None:
+    target.assert_served(PEER_ATTACKS[name], polite)

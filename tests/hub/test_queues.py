@@ -325,6 +325,65 @@ def test_a_lease_runs_out_unless_it_is_extended() -> None:
     assert [each.attempt for each in taker.deliveries] == [1, 2]
 
 
+@pytest.mark.parametrize("leases", [(10.0, 2.0), (2.0, 10.0, 3.0), (9.0, 1.0, 20.0, 3.0)])
+def test_the_last_extension_counts(leases: tuple[float, ...]) -> None:
+    bench, taker = Bench(), Recorder()
+    consumer = bench.consume("queue/q", taker, lease_s=5.0)
+    bench.produce(send(b"x"))
+    for lease_s in leases:
+        consumer.extend(taker.ids, bench.now, lease_s)
+    bench.wait(leases[-1] - 0.1)
+    assert len(taker.deliveries) == 1
+    bench.wait(0.5)
+    assert [each.attempt for each in taker.deliveries] == [1, 2]
+
+
+def test_a_lease_of_a_consumer_without_one() -> None:
+    bench, taker = Bench(), Recorder()
+    consumer = bench.consume("queue/q", taker)
+    bench.produce(send(b"x"))
+    consumer.extend(taker.ids, bench.now, 5.0)
+    bench.wait(5.5)
+    assert [each.attempt for each in taker.deliveries] == [1, 2]
+    # That one has none again.
+    bench.wait(100)
+    assert len(taker.deliveries) == 2
+
+
+def test_extensions_cost_nothing_that_stays() -> None:
+    """One message may be extended ten thousand times by one request, and at any time."""
+    bench, taker = Bench(), Recorder()
+    consumer = bench.consume("queue/q", taker)
+    bench.produce(send(b"x"))
+    for lease_s in (100.0, 50.0, 60.0, 20.0) * 1000:
+        consumer.extend(taker.ids * 10, bench.now, lease_s)
+    queue = bench.hub.queue("queue/q")
+    assert len(queue._retries._leases) <= 2 * 1024
+    bench.wait(21)
+    assert [each.attempt for each in taker.deliveries] == [1, 2]
+
+
+def test_reasons_of_refusals_are_short_where_there_are_many() -> None:
+    """They are in every snapshot, for each message; the ledger has all of it."""
+    bench, taker = Bench(), Recorder()
+    consumer = bench.consume("queue/q", taker, window=10_000)
+    bench.produce(*numbered(3000))
+    consumer.refuse(taker.ids, bench.now, cause="x" * 1000, delay_s=100.0)
+    bench.commit()
+    kept = [each.attempts for each in bench.hub.queue("queue/q").memory.items.values()]
+    assert len(kept) == 3000
+    assert sum(len(attempt.cause) for [attempt] in kept) < 300_000
+
+
+def test_one_refusal_has_its_whole_reason() -> None:
+    bench, taker = Bench(), Recorder()
+    consumer = bench.consume("queue/q", taker)
+    bench.produce(send(b"x"))
+    consumer.refuse(taker.ids, bench.now, cause="x" * 1000, delay_s=0.0)
+    [item] = bench.hub.queue("queue/q").memory.items.values()
+    assert item.attempts[0].cause == "x" * 1000
+
+
 def test_attempts_survive_a_restart() -> None:
     bench, taker = Bench(), Recorder()
     consumer = bench.consume("queue/q", taker)

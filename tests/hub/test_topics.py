@@ -287,6 +287,17 @@ def test_where_to_start(name: str) -> None:
         bench.disk.keys = sorted(bench.disk.rows)
 
 
+def test_a_removed_subscription_gives_its_memory_back() -> None:
+    """Or who makes and removes them would leave none for all others."""
+    bench = Bench()
+    bench.subscribe("topic/t", Recorder(), name="n").close(bench.now)
+    before = bench.hub.windows.held_bytes
+    bench.produce(*(publish(b"x" * 100) for _ in range(50)))
+    assert bench.hub.windows.held_bytes - before > 50 * 100
+    bench.hub.subscriptions.remove("n")
+    assert bench.hub.windows.held_bytes == before
+
+
 def test_a_name_has_one_pattern_and_filter_until_it_is_removed() -> None:
     bench = Bench()
     consumer = bench.subscribe("topic/secret", Recorder(), name="n", filter="a=N1")

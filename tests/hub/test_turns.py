@@ -196,6 +196,68 @@ async def test_busy_peers_get_equal_time_whatever_the_size_of_their_parts(world:
     assert max(used_ms) - min(used_ms) <= 10
 
 
+async def test_the_peers_of_one_owner_get_one_part_together(world: World) -> None:
+    owner = world.turns.owner("many")
+    many = [world.peer(f"many{number}", 2 * MS, 10) for number in range(20)]
+    for peer in many:
+        peer.share.join(owner)
+    # They began to wait before they were the owner's: their next turns count.
+    for _ in range(5):
+        await world.turn()
+    world.peer("one", 2 * MS, 20)
+    served = [name for _ in range(8) for name in await world.turn()]
+    counts = Counter(served)
+    assert abs(counts["one"] - (len(served) - counts["one"])) <= 2
+    # Among themselves they are served in turn.
+    assert max(counts[f"many{number}"] for number in range(20)) <= 1
+
+
+async def test_a_ping_waits_for_one_turn_of_many_connections_of_another(world: World) -> None:
+    owner, polite = world.turns.owner("many"), world.turns.owner("polite")
+    for number in range(40):
+        world.peer(f"many{number}", 2 * MS, 100).share.join(owner)
+    for _ in range(15):
+        await world.turn()
+    waited = []
+    for number in range(10):
+        ping = Peer(world.turns, world.clock, world.served, f"ping{number}", 0.1 * MS, 1)
+        ping.share.join(polite)
+        ping.share.later(0.1 * MS)
+        turns = 1
+        while f"ping{number}" not in await world.turn():
+            turns += 1
+        waited.append(turns)
+    assert max(waited) <= 2
+
+
+async def test_time_that_nobody_else_wants_costs_nothing_later(world: World) -> None:
+    early = Peer(world.turns, world.clock, world.served, "early", 2 * MS, 1)
+    for _ in range(100):
+        early.share.used(2 * MS)
+    for name in "abc":
+        world.peer(name, 2 * MS, 20)
+    early.share.later(2 * MS)
+    served = [*await world.turn(), *await world.turn()]
+    assert "early" in served
+
+
+async def test_an_owner_whose_peer_fails_is_served_again(world: World) -> None:
+    owner = world.turns.owner("one")
+
+    def fail() -> None:
+        raise RuntimeError
+
+    failing = TurnShare(world.turns, fail)
+    failing.join(owner)
+    failing.later()
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    await world.turn()
+    other = Peer(world.turns, world.clock, world.served, "other", MS, 1)
+    other.share.join(owner)
+    other.share.later()
+    assert await world.turn() == ["other"]
+
+
 async def test_waiting_gives_no_credit(world: World) -> None:
     """One that was silent for long is served first, but not for as long as it was silent."""
     late = world.peer("late", MS)

@@ -68,7 +68,8 @@ def make_enum(name: str, constants: Mapping[str, int], *, module: str) -> type[I
         while legal in members:
             legal += "_"
         members[legal] = value
-    made = IntEnum(_class_name(name), members, module=module)  # type: ignore[misc]
+    # mypy reads the functional form only where the name and members are literals.
+    made = IntEnum(_class_name(name), members, module=module)  # type: ignore[misc]  # see above
     return cast("type[IntEnum]", made)
 
 

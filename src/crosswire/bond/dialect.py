@@ -178,7 +178,8 @@ class Dialect(ABC):
     ) -> int:
         """The position after a value of an unknown field. It takes time, so it uses up the budget,
         too."""
-        size = self.exact_bytes.get(wire)  # type: ignore[call-overload]
+        # Its keys are DataType, and a number from the wire may be none of them: that finds nothing.
+        size = self.exact_bytes.get(wire)  # type: ignore[call-overload]  # an int finds an IntEnum
         if size is not None:
             if pos + size > end:
                 raise too_short(pos)
@@ -189,7 +190,7 @@ class Dialect(ABC):
             if pos > end:
                 raise too_short(pos)
             return pos
-        read = self.readers.get(wire)  # type: ignore[call-overload]
+        read = self.readers.get(wire)  # type: ignore[call-overload]  # an int finds an IntEnum
         if read is not None:
             return int(read(data, pos, end, depth, budget)[1])
         if not depth:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 import msgspec
 
@@ -86,7 +86,8 @@ def tokenize(text: str, file: str) -> list[Token]:
             raise at.error(f"a number of {len(word)} characters")
         if kind not in ("space", "comment"):
             # In L"text" the L is a name directly before a string: only defaults allow it.
-            tokens.append(Token(kind, word[1:-1] if kind == "string" else word, at))  # type: ignore[arg-type]
+            content = word[1:-1] if kind == "string" else word
+            tokens.append(Token(cast(Kind, kind), content, at))
         newlines = word.count("\n")
         if newlines:
             line += newlines

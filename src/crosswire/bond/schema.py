@@ -151,7 +151,8 @@ class ListType(msgspec.Struct, frozen=True, eq=False):
     @property
     def annotation(self) -> Any:
         """A list."""
-        return list[self.element.annotation]  # type: ignore[name-defined]
+        made: Any = list[self.element.annotation]  # type: ignore[name-defined]  # made at run time
+        return made
 
     def initial(self) -> list[Any]:
         """A new empty list."""
@@ -173,7 +174,8 @@ class SetType(msgspec.Struct, frozen=True, eq=False):
     @property
     def annotation(self) -> Any:
         """An OrderedSet."""
-        return OrderedSet[self.element.annotation]  # type: ignore[name-defined]
+        made: Any = OrderedSet[self.element.annotation]  # type: ignore[name-defined]  # made at run time
+        return made
 
     def initial(self) -> OrderedSet[Any]:
         """A new empty set."""
@@ -196,7 +198,8 @@ class MapType(msgspec.Struct, frozen=True, eq=False):
     @property
     def annotation(self) -> Any:
         """A dict."""
-        return dict[self.key.annotation, self.element.annotation]  # type: ignore[name-defined]
+        made: Any = dict[self.key.annotation, self.element.annotation]  # type: ignore[name-defined]  # made at run time
+        return made
 
     def initial(self) -> dict[Any, Any]:
         """A new empty dict."""

@@ -132,7 +132,7 @@ def _read(
         if stop > end:
             raise BondDecodeError("a string that exceeds what is left", offset=pos)
         return data[pos:stop].decode("utf-8", "surrogateescape"), stop
-    read = dialect.readers.get(tag)  # type: ignore[call-overload]
+    read = dialect.readers.get(tag)  # type: ignore[call-overload]  # an int finds an IntEnum
     if read is not None:
         value, stop = read(data, pos, end, depth, budget)
         if tag in _FLOATS and isnan(value):

@@ -138,7 +138,7 @@ class Bonded:
             return True
         return self.encode("compact") == other.encode("compact")
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # how Python declares what can't be hashed
 
     def __repr__(self) -> str:
         name = self._struct.full_name if self._struct is not None else "?"

@@ -194,7 +194,9 @@ class Gateway(ABC):
         if self in self.context.newcomers:
             self.context.newcomers.remove(self)
             self.session.connection.limit_frames(None)
-        self.account.move(self.context.owner_of(principal, self.host))
+        owner = self.context.owner_of(principal, self.host)
+        self.account.move(owner)
+        self.session.share_time(owner)
         self._claim_slot()
 
     def _claim_slot(self) -> None:
@@ -303,6 +305,7 @@ class Gateway(ABC):
         if owner:
             self.hub.holders.add(self.id, owner)
         self.account = self.session.account = context.budget.open(self, owner)
+        self.session.share_time(owner)
         certificate = read_certificate(transport)
         known = context.by_certificate(certificate)
         if known is not None:

@@ -177,6 +177,11 @@ class Cursor:
         self._refused.append(UnsettledMessage(number, identifier, attempts))
         self.is_dirty = True
 
+    @property
+    def refused_count(self) -> int:
+        """How many refused deliveries the next `write` has."""
+        return len(self._refused)
+
     def write(
         self, upto: int, head: int, open_count: int, opened: Callable[[], list[UnsettledMessage]]
     ) -> None:

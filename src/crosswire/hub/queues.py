@@ -130,6 +130,7 @@ class Queue(Backlog):
         """Delete its cursor and counters; nothing of it is written any more."""
         self._commits.forget(self)
         self.cursor.forget()
+        self.memory.forget()
         self._store.drop(DEPTHS, self.number.to_bytes(4))
         self._store.drop(_PAUSED, self.number.to_bytes(4))
 

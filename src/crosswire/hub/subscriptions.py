@@ -180,6 +180,7 @@ class Subscription(Backlog):
         """Delete its cursor; nothing of it is written any more."""
         self._core.commits.forget(self)
         self.cursor.forget()
+        self.memory.forget()
 
     def add_topic(self, number: int) -> None:
         """Read this topic's log, too."""

@@ -8,7 +8,9 @@ Who continues first is decided by fair queueing. A share that waits starts with 
 used when it began to wait, but never with less than the one that was served last; to this is added
 what it is likely to take next, at most `QUANTUM_S`, after which it waits again. The least sum is
 served first. So a peer that sends a ping now and then is before those that keep the thread busy,
-whatever their number, and each of these gets as much as the others.
+whatever their number, and each of these gets as much as the others. The peers of one user, or of
+one address, are served like one peer (`TurnOwner`) and divide its part in the same manner: who
+opens more connections gets no more time.
 
 What a peer's messages cause in the hub may take longer than to read them: a publication to
 thousands of subscribers is deferred in parts. A share with such parts left (`TurnShare.unfinished`)
@@ -27,11 +29,12 @@ import heapq
 from collections.abc import Callable
 from itertools import count
 from time import perf_counter, thread_time
-from typing import Final
+from typing import Final, TypeAlias
+from weakref import WeakValueDictionary
 
 from crosswire.hub.intake_gate import IntakeGate
 
-__all__ = ["LARGE_BYTES", "QUANTUM_S", "TURN_S", "TurnShare", "Turns"]
+__all__ = ["LARGE_BYTES", "QUANTUM_S", "TURN_S", "TurnOwner", "TurnShare", "Turns"]
 
 TURN_S: Final = 0.008
 """How long a turn may be before long work waits for the next one. What begins before that ends
@@ -39,8 +42,26 @@ after it, so turns are longer than this, and parts must be much shorter."""
 QUANTUM_S: Final = TURN_S / 4
 """How long one peer is served before others that wait."""
 
+_RECENT: Final = 0.9
+"""How much of what is known of earlier turns counts beside one more."""
+
 LARGE_BYTES: Final = 1 << 20
 """From this size on a message has turns of its own: it takes long, and can't be done in parts."""
+
+
+class TurnOwner:
+    """The part of one user, or one address, in the thread's time: its peers' shares divide it."""
+
+    __slots__ = ("__weakref__", "finish_s", "is_listed", "virtual_s", "waiting")
+
+    def __init__(self) -> None:
+        self.finish_s = 0.0
+        """How much its peers have used, among all owners."""
+        self.virtual_s = 0.0
+        """As that of `Turns`, among its peers."""
+        self.waiting: list[_WaitingShare] = []
+        self.is_listed = False
+        """Whether `Turns` knows that its peers wait."""
 
 
 class TurnShare:
@@ -50,6 +71,7 @@ class TurnShare:
         "_finish_s",
         "_is_held",
         "_is_parked",
+        "_owner",
         "_run",
         "_takes_in",
         "_turns",
@@ -62,6 +84,7 @@ class TurnShare:
         self._turns = turns
         self._run = run
         self._takes_in = takes_in
+        self._owner: TurnOwner | None = None
         self._finish_s = 0.0
         self._is_held = False
         self._is_parked = False
@@ -87,13 +110,25 @@ class TurnShare:
 
     def used(self, seconds: float) -> None:
         """Work for this peer took this long."""
-        self._finish_s = max(self._finish_s, self._turns.virtual_s) + seconds
+        turns, owner = self._turns, self._owner
+        if owner is None:
+            self._finish_s = turns.charge(self._finish_s, seconds)
+        else:
+            self._finish_s = max(self._finish_s, owner.virtual_s) + seconds
+            owner.finish_s = turns.charge(owner.finish_s, seconds)
+
+    def join(self, owner: TurnOwner | None) -> None:
+        """From now on it is a part of this owner's time; of None, its own."""
+        if owner is not self._owner:
+            self._owner = owner
+            # What it used so far was another's.
+            self._finish_s = 0.0
 
     def later(self, cost_s: float = QUANTUM_S) -> None:
         """Have `run` called in a later turn; `cost_s` is how long it is likely to take."""
         if not self.is_waiting:
             self.is_waiting = True
-            self._turns.wait(self, self._finish_s, cost_s)
+            self._wait(cost_s)
 
     def caused(self) -> None:
         """A part of work was deferred for this peer."""
@@ -104,7 +139,7 @@ class TurnShare:
         self.unfinished -= 1
         if not self.unfinished and self._is_parked:
             self._is_parked = False
-            self._turns.wait(self, self._finish_s, QUANTUM_S)
+            self._wait(QUANTUM_S)
 
     def hold(self) -> None:
         """The commit group takes no more of this peer until `Turns.release`."""
@@ -119,7 +154,10 @@ class TurnShare:
         self.finished()
 
     def _wait_again(self) -> None:
-        self._turns.wait(self, self._finish_s, QUANTUM_S)
+        self._wait(QUANTUM_S)
+
+    def _wait(self, cost_s: float) -> None:
+        self._turns.wait(self, self._owner, self._finish_s, cost_s)
 
     def close(self) -> None:
         """The peer is gone: `run` is not called any more."""
@@ -142,6 +180,11 @@ class TurnShare:
         finally:
             turns.current = before
             self.used(turns.time_since(began))
+
+
+_WaitingShare: TypeAlias = tuple[float, int, float, float, TurnShare]
+"""Start and cost, a number for those where they are the same, start, cost, and who waits."""
+_Waiting: TypeAlias = tuple[float, int, float, float, TurnShare | TurnOwner]
 
 
 class Turns:
@@ -181,8 +224,11 @@ class Turns:
         self._began: float | None = None
         self._thread_began = 0.0
         self._thread_s = 0.0
-        self._waiting: list[tuple[float, int, float, bool, TurnShare]] = []
+        self._waiting: list[_Waiting] = []
+        self._owners: WeakValueDictionary[str, TurnOwner] = WeakValueDictionary()
         self._numbers = count()
+        self._pace = 1.0
+        self._recent_s = self._recent_thread_s = 0.0
 
     def enter(self) -> None:
         """The event loop calls us: a turn begins, unless one is running."""
@@ -208,23 +254,65 @@ class Turns:
         Other programs' time does not count if it is much; then what the turn did before may.
         """
         # The thread's clock costs about as much as a small message: it is asked where it matters.
+        # A small part, a ping, would be charged for a whole one if others had the processor then.
         took_s = self.clock() - began
-        if took_s <= QUANTUM_S or self._began is None:
+        if self._began is None:
             return took_s
+        if took_s <= QUANTUM_S:
+            return took_s * self._pace
         return min(took_s, self.thread_clock() - self._thread_began)
 
-    def wait(self, share: TurnShare, finish_s: float, cost_s: float) -> None:
+    def owner(self, name: str) -> TurnOwner:
+        """The user or address of this name, which lives as long as a share is its."""
+        owner = self._owners.get(name)
+        if owner is None:
+            owner = self._owners[name] = TurnOwner()
+        return owner
+
+    def charge(self, finish_s: float, seconds: float) -> float:
+        """Somebody who had used `finish_s` has used this much more; gives the sum."""
+        start_s = max(finish_s, self.virtual_s)
+        if not self._waiting:
+            # Who uses time that nobody else wants must not pay for it when others come.
+            self.virtual_s = start_s
+        return start_s + seconds
+
+    def wait(
+        self, share: TurnShare, owner: TurnOwner | None, finish_s: float, cost_s: float
+    ) -> None:
         """Have a share served in a later turn; one that is longer than a turn, alone."""
         self.enter()
-        start_s = max(finish_s, self.virtual_s)
-        entry = (
-            start_s + min(cost_s, QUANTUM_S),
-            next(self._numbers),
-            start_s,
-            cost_s > TURN_S,
-            share,
-        )
-        heapq.heappush(self._waiting, entry)
+        virtual_s = self.virtual_s if owner is None else owner.virtual_s
+        start_s = max(finish_s, virtual_s)
+        key_s = start_s + min(cost_s, QUANTUM_S)
+        if owner is None:
+            heapq.heappush(self._waiting, (key_s, next(self._numbers), start_s, cost_s, share))
+            return
+        heapq.heappush(owner.waiting, (key_s, next(self._numbers), start_s, cost_s, share))
+        self._list(owner)
+
+    def _list(self, owner: TurnOwner) -> None:
+        """Some of its peers wait: it waits, with the first of them."""
+        if owner.waiting and not owner.is_listed:
+            owner.is_listed = True
+            cost_s = owner.waiting[0][3]
+            start_s = max(owner.finish_s, self.virtual_s)
+            key_s = start_s + min(cost_s, QUANTUM_S)
+            heapq.heappush(self._waiting, (key_s, next(self._numbers), start_s, cost_s, owner))
+
+    def _serve(self, start_s: float, waiting: TurnShare | TurnOwner) -> None:
+        self.virtual_s = max(self.virtual_s, start_s)
+        if isinstance(waiting, TurnShare):
+            waiting.begin()
+            return
+        _, _, start_s, _, share = heapq.heappop(waiting.waiting)
+        waiting.virtual_s = max(waiting.virtual_s, start_s)
+        try:
+            share.begin()
+        finally:
+            # Not before: its time has been charged now.
+            waiting.is_listed = False
+            self._list(waiting)
 
     def release(self) -> None:
         """The next commit group takes messages again."""
@@ -239,10 +327,16 @@ class Turns:
         those who wait."""
         assert self._began is not None
         thread_s = self.thread_clock()
+        # By the thread's own clock. It runs since the end of the last turn, when the thread may
+        # have done other things than ours: a turn is not longer than the time that has passed.
+        passed_s = self.clock() - self._began
+        took_s = min(passed_s, thread_s - self._thread_s)
         if self.on_turn is not None:
-            # By the thread's own clock. It runs since the end of the last turn, when the thread may
-            # have done other things than ours: a turn is not longer than the time that has passed.
-            self.on_turn(min(self.clock() - self._began, thread_s - self._thread_s))
+            self.on_turn(took_s)
+        self._recent_s = _RECENT * self._recent_s + passed_s
+        self._recent_thread_s = _RECENT * self._recent_thread_s + took_s
+        if self._recent_s > 0:
+            self._pace = self._recent_thread_s / self._recent_s
         self._thread_s = thread_s
         self._began = None
         if self._waiting:
@@ -250,13 +344,15 @@ class Turns:
             # One at least: on a machine that is overloaded, a turn may be over when it has begun.
             has_served = False
             while self._waiting and not (has_served and self.is_over()):
-                _, _, start_s, is_long, share = self._waiting[0]
-                if is_long and has_served:
+                _, _, start_s, cost_s, waiting = self._waiting[0]
+                if isinstance(waiting, TurnOwner):
+                    # Another of its peers may have come to wait, and be the first.
+                    cost_s = waiting.waiting[0][3]
+                if cost_s > TURN_S and has_served:
                     break
                 heapq.heappop(self._waiting)
-                self.virtual_s = max(self.virtual_s, start_s)
                 has_served = True
-                share.begin()
+                self._serve(start_s, waiting)
 
 
 def _nothing() -> None:

@@ -1,7 +1,10 @@
-"""Accepts connections with TLS: the number of unfinished handshakes is limited.
+"""Accepts connections with TLS: the number of unfinished handshakes is limited, and few begin in
+one turn.
 
 An event loop's own server can't do that: a peer that connects and sends nothing would occupy an
-open file until its handshake times out, and there is no handle to close it by.
+open file until its handshake times out, and there is no handle to close it by. And hundreds of
+peers that send their first bytes at the same moment would all be answered, with a signature each,
+before anybody else is served.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import asyncio
 import errno
 import socket
 import ssl
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -23,6 +27,8 @@ HANDSHAKE_S: Final = 5.0
 _BACKLOG: Final = 1024
 _AT_ONCE: Final = 64
 """Connections that are accepted before others have a turn."""
+_BEGUN_AT_ONCE: Final = 4
+"""Handshakes that begin before others have a turn: the hub's signature is most of their work."""
 _PAUSE_S: Final = 0.1
 """How long nothing is accepted when the process has no open file left."""
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -48,6 +54,8 @@ class TlsAcceptor:
         self._failed = failed
         self._listening: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_letting_in = False
 
     async def open(self, host: str, port: int) -> int:
         """Listen; returns the port that was taken. Raises OSError."""
@@ -109,6 +117,9 @@ class TlsAcceptor:
         try:
             with suppress(OSError):  # the peer has reset it already
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            async with asyncio.timeout(HANDSHAKE_S):
+                await self._first_bytes(accepted)
+            await self._may_begin()
             await loop.connect_accepted_socket(
                 self._make, accepted, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S
             )
@@ -117,6 +128,38 @@ class TlsAcceptor:
             self._failed()
         finally:
             self._handshakes.remove(accepted)
+
+    async def _first_bytes(self, accepted: socket.socket) -> None:
+        """Until the peer has sent something, or has closed its socket."""
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(accepted, _finish, arrived)
+        try:
+            await arrived
+        finally:
+            loop.remove_reader(accepted)
+
+    async def _may_begin(self) -> None:
+        """Until it is its turn, in the order in which peers sent their first bytes."""
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(turn)
+        if not self._is_letting_in:
+            self._is_letting_in = True
+            loop.call_soon(self._let_in)
+        await turn
+
+    def _let_in(self) -> None:
+        for _ in range(min(_BEGUN_AT_ONCE, len(self._waiting))):
+            _finish(self._waiting.popleft())
+        self._is_letting_in = bool(self._waiting)
+        if self._is_letting_in:
+            asyncio.get_running_loop().call_soon(self._let_in)
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _shut_down(accepted: socket.socket) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import re
 import socket
 import ssl
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from contextlib import suppress
 from copy import copy
 from typing import Any, ClassVar, Final
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -43,6 +45,8 @@ _REQUESTS_S: Final = 5.0
 """How long a hub that stops waits for requests: most end within this time of their own."""
 _POLL_S: Final = 0.01
 _HEAD_BYTES: Final = 32 * 1024
+_HEAD_LINES: Final = 200
+_END_OF_HEAD: Final = re.compile(rb"\n\r?\n")
 _FIRST_BYTES: Final = 512
 """Enough to recognize another protocol."""
 
@@ -148,6 +152,22 @@ class WebListener:
             task.cancel()
 
 
+class _LimitedConnection(h11.Connection):
+    """Measures a head before it is parsed. h11 itself limits only what is incomplete: a head that
+    comes with one read may have as many bytes as that, and a field in each five of them."""
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """Raises RemoteProtocolError."""
+        if self.their_state is h11.IDLE:
+            received = self.trailing_data[0]
+            end = _END_OF_HEAD.search(received, 0, _HEAD_BYTES)
+            if end is None and len(received) > _HEAD_BYTES:
+                raise h11.RemoteProtocolError("the head is too long", error_status_hint=431)
+            if received.count(b"\n", 0, _HEAD_BYTES if end is None else end.start()) > _HEAD_LINES:
+                raise h11.RemoteProtocolError("the head has too many fields", error_status_hint=431)
+        return super().next_event()
+
+
 class _HttpConnection(H11Protocol):
     """One connection. It is aborted if a head or a request takes too long. If there are too many,
     the one that has been without a request for longest makes room: a peer that only connects keeps
@@ -157,6 +177,7 @@ class _HttpConnection(H11Protocol):
 
     def __init__(self, config: uvicorn.Config, state: ServerState, server: Server) -> None:
         super().__init__(config, state, {})
+        self.conn = _LimitedConnection(h11.SERVER, _HEAD_BYTES)
         self._context = server.context
         self._host = ""
         self._lost = False

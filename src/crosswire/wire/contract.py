@@ -194,6 +194,11 @@ class ReceiveBuffer:
         """Whether the frame may be complete with `count` bytes more."""
         return self.size + count >= self._need
 
+    @property
+    def missing_bytes(self) -> int:
+        """How many bytes more the frame needs, as far as that is known; 0 if none has begun."""
+        return self._need - self.size if self.size else 0
+
     def clear(self) -> None:
         """Drop all bytes."""
         self._chunks.clear()
@@ -258,6 +263,11 @@ class Decoder(ABC):
         if there is none. `before_bytes` are those of earlier frames that belong to it."""
         begun = self.pending + before_bytes
         return begun + count if begun and self._buffer.is_enough(count) else 0
+
+    @property
+    def missing_bytes(self) -> int:
+        """What is known to be missing of the frame that has begun; 0 if none has."""
+        return self._buffer.missing_bytes
 
     def feed(self, data: bytes) -> list[Placed]:
         """The frames and errors that these bytes complete, in order. Never raises FrameError."""
@@ -534,6 +544,11 @@ class Connection(ABC):
     def completed_bytes(self, count: int) -> int:
         """How much of what is kept would be processed at once with the next `count` bytes."""
         return self._decoder.completed_bytes(count)
+
+    @property
+    def missing_bytes(self) -> int:
+        """What is known to be missing of the frame that has begun; 0 if none has."""
+        return self._decoder.missing_bytes
 
     def limit_frames(self, frame_bytes: int | None) -> None:
         """Accept frames up to this size only, until this is called with None: then those that the

@@ -109,6 +109,7 @@ class EmpGateway(Gateway):
         """Whether the last operation is not answered: the ones after it wait."""
         self._is_advancing = False
         self._resume = TurnShare(self.hub.turns, self.owned(self._go_on))
+        self.session.other_shares.append(self._resume)
         self._reply: tuple[int, _LongReply] | None = None
         """The request whose reply is being made, in parts."""
         self._awaited: dict[int, tuple[Attachment | Provider, int]] = {}

@@ -224,23 +224,27 @@ class Backlog(ABC):
 
     def detach(self, consumer: Consumer, now: float, cause: str) -> None:
         """Remove a consumer; what it held is ready again at once, in the old order."""
-        returned = self._dispatch.remove(consumer)
-        # The last one first, as each goes to the front. In parts, which are deferred: all of them
-        # are before the next dispatch, which would hand out what comes later first.
-        returned.reverse()
-        for start in range(0, len(returned), _RETURNED):
-            part = returned[start : start + _RETURNED]
-            self._loop.defer("return", self._return, consumer, part, now, cause)
+        held = self._dispatch.remove(consumer)
+        if held:
+            self._loop.defer("return", self._return, consumer, held, sorted(held), now, cause)
         self._loop.touch(self)
         self._loop.pump(now)
 
-    def _return(self, consumer: Consumer, items: Sequence[Item], now: float, cause: str) -> None:
+    def _return(
+        self, consumer: Consumer, held: dict[int, Item], ids: list[int], now: float, cause: str
+    ) -> None:
         """What a consumer that left has held is ready again."""
+        # The last one first, as each goes to the front. In parts, which are deferred: all of them
+        # are before the next dispatch, which would hand out what comes later first.
+        part = [held[each] for each in reversed(ids[-_RETURNED:])]
+        del ids[-_RETURNED:]
+        if ids:
+            self._loop.defer("return", self._return, consumer, held, ids, now, cause)
         # Some may have been settled since by other means, a message that was taken back.
-        left = [item for item in items if self.memory.items.get(item.id) is item]
+        left = [item for item in part if self.memory.items.get(item.id) is item]
         self._retries.fail(left, consumer, Step.RETURNED, cause, now, 0.0)
         self._commits.changed(self)
-        self.make_room(consumer, len(items), now)
+        self.make_room(consumer, len(part), now)
         self._loop.touch(self)
 
     def dispatch(self, now: float) -> None:
@@ -310,7 +314,7 @@ class Backlog(ABC):
         """The leases of these start anew. Returns how many of them the consumer holds."""
         items = [consumer.held[each] for each in ids if each in consumer.held]
         for item in items:
-            self._retries.lease(item, now + lease_s)
+            self._retries.extend(item, now + lease_s)
         return len(items)
 
     def make_room(self, consumer: Consumer, count: int, now: float) -> None:
@@ -328,7 +332,7 @@ class Backlog(ABC):
 
     def _remove_from_memory(self, ids: Sequence[int], size: int) -> None:
         """These are settled and no longer in `memory.items`; `size` is that of all together."""
-        self.memory.grow(-size)
+        self.memory.grow(-size, -len(ids))
         self.cursor.settle(*ids)
         self._settled_since_reclaim += len(ids)
         self._uncount(len(ids), size)

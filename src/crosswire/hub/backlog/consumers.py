@@ -68,12 +68,11 @@ class ConsumerDispatch:
                 self._give(item, consumer, now)
                 consumer.window.free -= 1
 
-    def remove(self, consumer: Consumer) -> list[Item]:
-        """A consumer detached. Returns what it held, in order, which is still counted as held."""
+    def remove(self, consumer: Consumer) -> dict[int, Item]:
+        """A consumer detached. Returns what it held, which is still counted as held."""
         self.consumers.remove(consumer)
         self.filtering -= consumer.has_filter
-        held = sorted(consumer.held.values(), key=lambda item: item.id)
-        consumer.held = {}
+        held, consumer.held = consumer.held, {}
         if len(self._eligible) > 2 * len(self.consumers) + 16:
             # Entries of detached consumers are dropped when their turn comes, which on an idle
             # queue never happens: one that polls by attaching would fill the heap.

@@ -33,6 +33,8 @@ __all__ = ["PAGE", "BacklogMemory", "BacklogOwner"]
 PAGE: Final = 256
 """How many messages are read from the store at once, at most."""
 _PAGE_BYTES: Final = 1 << 20
+_MESSAGE_BYTES: Final = 800
+"""What a message takes in memory beside its record, roughly: of the smallest ones, nearly all."""
 
 
 class BacklogOwner(StoredBacklog, Protocol):
@@ -165,15 +167,13 @@ class BacklogMemory:
             identifier = envelope.id
             items[identifier] = item = Item(identifier, number, envelope, size)
             ready.append(item)
-        size = sum(run.sizes)
-        self.size_bytes += size
-        self._windows.held_bytes += size
+        self.grow(sum(run.sizes), len(run.sizes))
         self.loaded = self.visible = run.envelopes[-1].id
 
     def add(self, item: Item) -> None:
         """Add a message after all others."""
         self.items[item.id] = item
-        self.grow(item.size)
+        self.grow(item.size, 1)
         self.ready.append(item)
 
     def put_back(self, item: Item) -> None:
@@ -182,10 +182,17 @@ class BacklogMemory:
         item.returned = self.returns
         self.ready.appendleft(item)
 
-    def grow(self, size: int) -> None:
-        """It holds this many bytes more, or less."""
+    def grow(self, size: int, count: int = 0) -> None:
+        """It holds this many bytes and messages more, or less."""
         self.size_bytes += size
-        self._windows.held_bytes += size
+        self._windows.held_bytes += size + count * _MESSAGE_BYTES
+
+    def forget(self) -> None:
+        """Drop everything: the queue or subscription is deleted."""
+        self.grow(-self.size_bytes, -len(self.items))
+        self.held_bytes = 0
+        self.items.clear()
+        self.ready.clear()
 
     def remove_ready(self, ids: Collection[int]) -> None:
         """These are no longer for consumers to take; they stay in `items`."""

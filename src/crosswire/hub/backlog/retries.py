@@ -26,6 +26,12 @@ __all__ = ["Retries"]
 
 _STEPS: Final = 32
 """Messages that are looked at before it is checked whether the turn is over."""
+_CAUSE_CHARACTERS: Final = 256 * 1024
+"""Of the reasons that all messages of a backlog keep together, for each attempt."""
+_LEAST_CAUSE_CHARACTERS: Final = 32
+_WRITTEN: Final = 512
+"""Refused messages that are left for the moment at which a group is sealed: to write tens of
+thousands of them is a long turn."""
 
 
 class Retries:
@@ -68,7 +74,7 @@ class Retries:
         """
         cause = shortened(cause)
         time_us = self._wall.stamp_us(int(now * MICROSECONDS))
-        failed = FailedDelivery(time_us, consumer.peer.connection, cause)
+        failed = FailedDelivery(time_us, consumer.peer.connection, self._remembered(cause))
         # One run of the ledger for all that were delivered as often: a group with a run for each
         # of thousands of messages takes long to seal.
         for attempt, run in groupby(items, key=lambda item: item.delivered):
@@ -76,24 +82,37 @@ class Retries:
             ids = [item.id for item in part]
             self._owner.note(step, now, ids, peer=consumer.peer, attempt=attempt, detail=cause)
             for item in part:
-                self._fail_one(item, failed, now, delay_s, final)
+                self._fail_one(item, failed, cause, now, delay_s, final)
+        if self._cursor.refused_count >= _WRITTEN:
+            self._owner.write()
+
+    def _remembered(self, cause: str) -> str:
+        """A reason as each of the messages keeps it; the ledger has all of it.
+
+        One request may refuse thousands of messages, and each of them has its reasons in every
+        snapshot of the cursor: the more messages there are, the shorter they are.
+        """
+        most = max(_CAUSE_CHARACTERS // (len(self._memory.items) + 1), _LEAST_CAUSE_CHARACTERS)
+        return cause if len(cause) <= most else f"{cause[: most - 1]}…"
 
     def _fail_one(
         self,
         item: Item,
         failed: FailedDelivery,
+        cause: str,
         now: float,
         delay_s: float | None,
         final: bool | None,
     ) -> None:
         owner = self._owner
         item.consumer = None
+        item.due = 0.0
         self._memory.held_bytes -= item.size
         item.attempts = [*item.attempts, failed]
         if final is None:
             final = 0 < owner.retry.max_attempts <= item.delivered
         if final:
-            self._bury(item, failed.cause, now)
+            self._bury(item, cause, now)
             return
         self._cursor.refuse(item.number, item.id, item.attempts)
         if delay_s is None:
@@ -140,14 +159,21 @@ class Retries:
         # Most leases end with a settlement long before they are due: without this the heap would
         # grow with every message of a lease's duration.
         if len(self._leases) > 1024 + 2 * len(self._memory.items):
-            items = self._memory.items
             self._leases = [
-                entry
-                for entry in self._leases
-                if entry[1] in items and items[entry[1]].due == entry[0]
+                (each.due, each.id, each.delivered)
+                for each in self._memory.items.values()
+                if each.consumer is not None and each.due
             ]
             heapq.heapify(self._leases)
         self._wake(due)
+
+    def extend(self, item: Item, due: float) -> None:
+        """The lease of a message that a consumer holds ends at this time instead."""
+        if not item.due or due < item.due:
+            self.lease(item, due)
+        else:
+            # The entry that there is moves when its time comes: a peer may extend often.
+            item.due = due
 
     def schedule_expiry(self, now: float, *, anywhere: bool = False) -> None:
         """Set the timer for the next expiry at the head, which is the oldest message.
@@ -204,10 +230,12 @@ class Retries:
         while self._leases and self._leases[0][0] <= now and has_time():
             due, identifier, attempt = heapq.heappop(self._leases)
             found = memory.items.get(identifier)
-            if found is None or found.consumer is None:
+            # Of an earlier delivery, or of a lease that was made shorter: that has another entry.
+            if found is None or found.consumer is None or found.delivered != attempt:
                 continue
-            # A lease that was extended, or belongs to an earlier delivery, has another entry.
-            if found.due == due and found.delivered == attempt:
+            if found.due > due:
+                heapq.heappush(self._leases, (found.due, identifier, attempt))
+            elif found.due == due:
                 consumer = found.consumer
                 if consumer.held.pop(identifier, None) is None:
                     # It was refused, or its consumer left: that is done in parts.

@@ -365,6 +365,11 @@ class EmqpConnection(Connection):
         """As ZMTP's connection."""
         return self._zmtp.completed_bytes(count)
 
+    @property
+    def missing_bytes(self) -> int:
+        """As ZMTP's connection."""
+        return self._zmtp.missing_bytes
+
     def release(self) -> None:
         """Drop what ZMTP keeps, too."""
         self._zmtp.release()

@@ -122,7 +122,8 @@ class ReceiveWindow:
     @property
     def room(self) -> int:
         """How many frames the peer may send before we acknowledge one."""
-        return self._size - self._waiting
+        # An acknowledgement that is due but not sent gives it no room: it can't know of it.
+        return self._size - self._waiting - self._unsent
 
     def receive_run(self, first: int, count: int) -> None:
         """`count` messages of one frame each were received, at most as many as there is `room`."""
@@ -136,7 +137,7 @@ class ReceiveWindow:
 
         Raises LimitExceeded.
         """
-        if self._waiting >= self._size:
+        if self.room <= 0:
             raise LimitExceeded(f"more than {self._size} frames without waiting for an ack")
         if not self._waiting:
             self._oldest = sequence

@@ -332,6 +332,8 @@ class RelinkConnection(Connection):
         following = _FOLLOWING[self.state]
         events = self._events
         index, count = 0, len(placed)
+        # What mypy is not to check here: `following` has only frames of this state, and in those
+        # with frames for a link there is one. To check that again would cost each frame a call.
         while index < count:
             frame = placed[index][2]
             kind = type(frame)
@@ -339,8 +341,8 @@ class RelinkConnection(Connection):
             if kind not in following:
                 raise self._refused(frame)
             if self.paced and len(getattr(frame, "channels", ())) > _AT_ONCE:
-                first = self._postpone(frame, placed, index)  # type: ignore[arg-type]
-                self._link.receive(first, events)  # type: ignore[union-attr]
+                first = self._postpone(frame, placed, index)  # type: ignore[arg-type]  # see above
+                self._link.receive(first, events)  # type: ignore[union-attr]  # see above
                 return
             if kind is Message:
                 # Consecutive messages at once: see `ReceivingHalf.receive_run`.
@@ -353,10 +355,10 @@ class RelinkConnection(Connection):
                         break
                     index += 1
                 run = [each[2] for each in placed[start:index]]
-                self._link.receive_run(run, events)  # type: ignore[union-attr, arg-type]
+                self._link.receive_run(run, events)  # type: ignore[union-attr, arg-type]  # as above
                 continue
             if kind not in handlers:
-                self._link.receive(frame, events)  # type: ignore[union-attr, arg-type]
+                self._link.receive(frame, events)  # type: ignore[union-attr, arg-type]  # as above
                 continue
             handlers[kind](frame)
             if self.closed:
@@ -369,7 +371,7 @@ class RelinkConnection(Connection):
         if isinstance(frame, Message):
             # Of all its channels: to the parts it would not apply.
             self.link.check_multicast(frame)
-        channels = frame.channels  # type: ignore[attr-defined]
+        channels = frame.channels  # type: ignore[attr-defined]  # all that are postponed have some
         rest: Frame = msgspec.structs.replace(frame, channels=channels[_AT_ONCE:])
         offset, length, _ = placed[index - 1]
         self._postponed = [(offset, length, rest), *placed[index:]]
