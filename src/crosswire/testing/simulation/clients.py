@@ -28,6 +28,7 @@ from crosswire.testing.simulation.world import SimulatedProcess
 __all__ = [
     "AVERAGE_BATCH",
     "PROTOCOLS",
+    "PROVIDER",
     "Program",
     "SimulatedCaller",
     "SimulatedConsumer",
@@ -36,6 +37,7 @@ __all__ = [
     "SimulatedTicker",
 ]
 
+PROVIDER: Final = "provider"
 PROTOCOLS: Final = ("emp", "emqp", "relink", "epoxy", "micromsg2")
 _SINGLE: Final = 0.8
 """How many publications have one message; others have up to `_MOST`."""
@@ -119,19 +121,30 @@ class SimulatedProducer(Program):
                 keys.append(MessageKey(destination, self.name, number))
                 self.seen.attempted(keys[-1])
             payloads = [encode_message(key, self.random.randint(0, 300)) for key in keys]
+            started = self.world.now
             try:
                 ids = await client.publish_many(destination, payloads)
             except CrosswireError as error:
                 # Of several it is unknown which were taken.
                 if isinstance(error, HubError) and len(keys) == 1:
                     self.seen.refused(keys[0])
-                self.seen.failed(self.name, error)
+                self.seen.failed(self.name, error, since=started)
             else:
                 # eMQP does not acknowledge what is published to a topic.
                 if self.protocol != "emqp" or not destination.startswith("topic/"):
                     for key, identifier in zip(keys, ids, strict=True):
                         self.seen.acknowledged(key, identifier)
         self.is_finished = True
+
+
+def _connection_of(message: Message) -> object:
+    """What a message's delivery was received on; a link, over Relink."""
+    found: object = message._handle
+    for name in ("_answer", "_delivery"):
+        found = getattr(found, name, found)
+    for name in ("_peer", "peer", "_worker", "_client"):
+        found = getattr(found, name, found)
+    return found
 
 
 def _unsettled(subscription: ClientSubscription) -> int:
@@ -172,7 +185,8 @@ class SimulatedConsumer(Program):
         except (ValueError, msgspec.DecodeError) as error:
             self.world.violate(f"{self.name} got a message that nobody sent: {error}")
             return
-        self.seen.delivered(group, key, self.name, message.attempt)
+        connection = _connection_of(message)
+        self.seen.delivered(group, key, self.name, message.attempt, connection=connection)
         if self.random.random() < 0.3:
             await asyncio.sleep(self.random.expovariate(1 / work_s))
         try:
@@ -213,6 +227,8 @@ class SimulatedProvider(Program):
         while True:
             try:
                 served = await client.serve(service, self._answer)
+                # Who asked before this had no answer; over eMQP such a call waits as a job.
+                self.seen.disturbed(self.name)
                 await asyncio.shield(served.ended)
             except CrosswireError as error:
                 self.seen.failed(self.name, error)
@@ -237,8 +253,7 @@ class SimulatedCaller(Program):
             try:
                 answer = await client.call(service, {"call": encode_message(key, 20).decode()})
             except (NoProvider, ProviderLost, ClientError, HubError) as error:
-                self.seen.failed(self.name, error)
-                self.seen.check_call(self.name, service, started, error)
+                self.seen.failed(self.name, error, PROVIDER, since=started)
                 if self.world.now - started > 3 * _REQUEST_S:
                     self.world.violate(f"{self.name}: a call took {self.world.now - started:.1f} s")
             else:

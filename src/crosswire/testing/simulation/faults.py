@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from crosswire.commitlog.model import ModelFault
+from crosswire.testing.simulation.disturbances import held
 from crosswire.testing.simulation.hub import HubGroup, HubMachine
 from crosswire.testing.simulation.observations import Observations
 from crosswire.testing.simulation.programs import ProgramHost
@@ -109,15 +110,21 @@ class Injector:
         """The machine loses power."""
         machine = self._machine(fault)
         if machine.has_power:
-            self._crashed()
-            machine.cut_power()
+            self._lost_power(machine)
             self._later(fault, lambda: self._power_on(machine))
+
+    def _lost_power(self, machine: HubMachine) -> None:
+        self._crashed()
+        # Clients notice when they send, or by probes.
+        self._observations.disturbed("network")
+        machine.cut_power()
 
     def _crashed(self) -> None:
         self._observations.disturbed("hub")
         self._observations.disturbed("crash")
 
     def _power_on(self, machine: HubMachine) -> None:
+        self._observations.disturbed("network")
         machine.restore_power()
         self._start(machine)
 
@@ -164,8 +171,7 @@ class Injector:
         # Of replicas always the same one: where all are damaged, nobody can lead.
         machine = self._hub.machines[-1]
         if machine.has_power:
-            self._crashed()
-            machine.cut_power()
+            self._lost_power(machine)
             damaged = machine.disk.damage(int(fault.strength * 4), strength=fault.strength)
             if len(self._hub.machines) == 1:
                 self._observations.damaged(damaged)
@@ -193,25 +199,36 @@ class Injector:
     # Programs.
 
     def end_program(self, fault: Fault) -> None:
-        """A program is killed, or its machine loses power; it is started again."""
-        program = self._program(fault)
-        if program is None or not program.is_up:
-            return
-        self._observations.disturbed(program.name)
-        if fault.strength < 0.5:
+        """A program is killed, and started again."""
+        program = self._ending_program(fault)
+        if program is not None:
             program.kill()
             self._later(fault, program.start)
-        else:
-            # Its connections are half open: the hub finds out when it sends, or by probes.
+
+    def _ending_program(self, fault: Fault) -> ProgramHost | None:
+        program = self._program(fault)
+        if program is None or not program.is_up:
+            return None
+        self._observations.disturbed(program.name)
+        if program.is_held:
+            self._observations.disturbed(held(program.name))
+        return program
+
+    def half_open(self, fault: Fault) -> None:
+        """A program's machine loses power. Its connections are half open: the hub finds out when it
+        sends, or by probes."""
+        program = self._ending_program(fault)
+        if program is None:
+            return
+        self._observations.disturbed("network")
+        program.cut_power()
+
+        def power_on() -> None:
             self._observations.disturbed("network")
-            program.cut_power()
+            self._observations.disturbed(program.name)
+            program.restore_power()
 
-            def power_on() -> None:
-                self._observations.disturbed("network")
-                self._observations.disturbed(program.name)
-                program.restore_power()
-
-            self._later(fault, power_on)
+        self._later(fault, power_on)
 
     def pause_program(self, fault: Fault) -> None:
         """A program does not run for a while: it reads nothing, and settles nothing."""
@@ -281,6 +298,7 @@ class Injector:
     def cut(self, fault: Fault) -> None:
         """Some connections are reset."""
         host = self._machine(fault).host
+        self._observations.disturbed("cut")
         self._world.network.cut_connections(host, at_most=1 + int(fault.strength * 5))
 
     def partition(self, fault: Fault) -> None:
@@ -399,6 +417,7 @@ KINDS: Final[dict[str, Callable[[Injector, Fault], None]]] = {
     "partition": Injector.partition,
     "slow network": Injector.slow_network,
     "end of a program": Injector.end_program,
+    "half-open": Injector.half_open,
     "pause of a program": Injector.pause_program,
     "hand-over": Injector.hand_over,
     "log cut off": Injector.log_cut,

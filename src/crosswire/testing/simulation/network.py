@@ -311,6 +311,7 @@ class VirtualTransport(asyncio.Transport):
         self._is_write_paused = False
         self._is_reading_planned = False
         self._is_gone = False
+        self._is_made = False
         self._stuck_since: float | None = None
         self._received_at = network.now
         self._high_bytes, self._low_bytes = _HIGH_BYTES, _LOW_BYTES
@@ -326,6 +327,7 @@ class VirtualTransport(asyncio.Transport):
 
         def made() -> None:
             if self.is_open:
+                self._is_made = True
                 protocol.connection_made(self)
                 self._plan_read()
 
@@ -571,5 +573,6 @@ class VirtualTransport(asyncio.Transport):
             self.process.loop.call_soon(self._lose, error)
 
     def _lose(self, error: Exception | None) -> None:
-        if self._protocol is not None:
+        # One that was reset before the process had accepted it is never shown to it.
+        if self._protocol is not None and self._is_made:
             self._protocol.connection_lost(error)

@@ -19,6 +19,7 @@ from crosswire.testing.simulation.audit import Audit
 from crosswire.testing.simulation.clients import (
     AVERAGE_BATCH,
     PROTOCOLS,
+    PROVIDER,
     SimulatedCaller,
     SimulatedConsumer,
     SimulatedProducer,
@@ -185,7 +186,7 @@ class _Scenario:
             name, host = f"producer-{index}", f"10.0.1.{index}"
             self._start(SimulatedProducer, name, host, where, count, pause_s)
         if choices.random() < 0.5:
-            self._start(SimulatedProvider, "provider", "10.0.4.1", "service/echo")
+            self._start(SimulatedProvider, PROVIDER, "10.0.4.1", "service/echo")
             calls = choices.randint(5, 50)
             self._start(SimulatedCaller, "caller", "10.0.4.2", "service/echo", calls, 0.1)
 
@@ -218,7 +219,7 @@ class _Scenario:
             running: Coroutine[Any, Any, None] = program.run(*arguments)
             return running
 
-        started = ProgramHost(self.world, name, host, run)
+        started = ProgramHost(self.world, name, host, run, is_held=protocol == "relink")
         started.start()
         if kind in (SimulatedConsumer, SimulatedProvider, SimulatedTicker):
             # Those that have nothing to remember.

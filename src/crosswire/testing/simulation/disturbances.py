@@ -1,0 +1,64 @@
+"""When something was done to hubs, programs and the network: what explains the errors of a client.
+
+Everything that a fault touches is noted under a name, when it begins and when it ends:
+
+    hub        its process or its disk is not as it should be, or another replica leads
+    crash      it was killed, or lost power
+    network    packets are lost or late, a machine is off: TCP takes a while to notice
+    cut        connections were reset
+    NAME       a program's connection ended, or its process did
+    held NAME  a program ended whose link the hub keeps for a while (Relink)
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Final
+
+__all__ = ["HELD_S", "HUB_S", "SETTLE_S", "UNNOTICED_S", "Disturbances", "held"]
+
+SETTLE_S: Final = 2.0
+"""A settlement is durable after this time at the latest, if nothing fails meanwhile."""
+HUB_S: Final = 16.0
+"""How long a fault of the hub may show: a request times out after ten seconds, and a client that
+has lost its connection tries again after one at most."""
+UNNOTICED_S: Final = 90.0
+"""How long the end of a connection may be unnoticed when the network loses packets."""
+HELD_S: Final = UNNOTICED_S + 65.0
+"""How long the hub keeps a link whose program is gone: it waits 60 s for the peer, once it has
+noticed."""
+
+
+def held(name: str) -> str:
+    """The name under which the end of a program is noted whose link is kept."""
+    return f"held {name}"
+
+
+class Disturbances:
+    """Times by name, in order."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, list[float]] = defaultdict(list)
+
+    def note(self, who: str, now: float) -> None:
+        """Something happened to it."""
+        self._times[who].append(now)
+
+    def happened(self, who: Iterable[str], first: float, last: float) -> bool:
+        """Whether one of them was disturbed in this time."""
+        for each in who:
+            times = self._times[each]
+            index = bisect_left(times, first)
+            if index < len(times) and times[index] <= last:
+                return True
+        return False
+
+    def explain(self, since: float, now: float, *others: str) -> bool:
+        """Whether faults of the hub, the network, or these may show between two times."""
+        return (
+            self.happened(("hub", "cut", *others), since - HUB_S, now)
+            or self.happened(("network",), since - UNNOTICED_S, now)
+            or self.happened(map(held, others), since - HELD_S, now)
+        )
