@@ -157,12 +157,22 @@ class SimulatedConsumer(Program):
     """Consumes a queue, or a topic by a named subscription."""
 
     async def run(
-        self, destination: str, name: str, window: int, refusing: float, work_s: float
+        self,
+        destination: str,
+        name: str,
+        window: int,
+        refusing: float,
+        work_s: float,
+        at_once: int = 1,
+        late_s: float = 0.0,
     ) -> None:
         """Consume until the world ends; refuse a share of what arrives, and take `work_s` for some
-        of it, on average, while more arrives."""
+        of it, on average, while more arrives. Work on `at_once` messages at the same time, and
+        begin after `late_s`."""
+        await asyncio.sleep(late_s)
         client = await self.open()
         group = f"{destination} {name}" if name else destination
+        tasks: set[asyncio.Future[None]] = set()
         while True:
             try:
                 subscription = client.subscribe(
@@ -174,19 +184,32 @@ class SimulatedConsumer(Program):
                         # A Relink link has the hub's own window.
                         if self.protocol != "relink":
                             self.seen.check_window(self.name, _unsettled(subscription), window)
-                        await self._take(group, message, refusing, work_s)
+                        key = self._recognize(group, message)
+                        if key is None:
+                            continue
+                        working = self._work(group, key, message, refusing, work_s)
+                        if at_once == 1:
+                            await working
+                        else:
+                            tasks.add(asyncio.ensure_future(working))
+                            tasks -= {task for task in tasks if task.done()}
             except CrosswireError as error:
                 self.seen.failed(self.name, error)
                 await asyncio.sleep(_AGAIN_S)
 
-    async def _take(self, group: str, message: Message, refusing: float, work_s: float) -> None:
+    def _recognize(self, group: str, message: Message) -> MessageKey | None:
         try:
             key = decode_message(message.payload)
         except (ValueError, msgspec.DecodeError) as error:
             self.world.violate(f"{self.name} got a message that nobody sent: {error}")
-            return
+            return None
         connection = _connection_of(message)
         self.seen.delivered(group, key, self.name, message.attempt, connection=connection)
+        return key
+
+    async def _work(
+        self, group: str, key: MessageKey, message: Message, refusing: float, work_s: float
+    ) -> None:
         if self.random.random() < 0.3:
             await asyncio.sleep(self.random.expovariate(1 / work_s))
         try:

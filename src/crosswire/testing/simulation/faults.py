@@ -13,8 +13,10 @@ from typing import Final
 import msgspec
 
 from crosswire.commitlog.model import ModelFault
+from crosswire.hub.policies import Retry
 from crosswire.testing.simulation.disturbances import held
 from crosswire.testing.simulation.hub import HubGroup, HubMachine
+from crosswire.testing.simulation.network import SlowReads
 from crosswire.testing.simulation.observations import Observations
 from crosswire.testing.simulation.programs import ProgramHost
 from crosswire.testing.simulation.replicas import LOG_HOST, ReplicatedHub, SimulatedServers
@@ -24,8 +26,11 @@ _ALL: Final = 1 << 30
 _LEADERS_PART: Final = 7
 """Of ten faults of replicas, how many are the leader's."""
 _WINDOWS: Final = (1, 6, 40, 1024)
+_WINDOW_BYTES: Final = (1000, 20_000, 1 << 24)
+_DELAYS_S: Final = (0.05, 0.1, 0.1, 0.1, 1.0)
 _LONG: Final = frozenset({"log cut off", "log outage", "log errors", "stale log", "unsafe log"})
 """These end a term only if they last longer than a takeover takes."""
+_LATE: Final = 0.15
 _PAIRED: Final = frozenset({"write error", "sync error", "disk full", "slow disk"})
 """A hub whose disk fails often ends while it does."""
 
@@ -150,10 +155,15 @@ class Injector:
 
     def reconfigure(self, fault: Fault) -> None:
         """A restart, or a reload, with a configuration of yesterday or tomorrow."""
-        windows = _WINDOWS[int(fault.strength * 100) % len(_WINDOWS)]
+        chance = int(fault.strength * 1000)
+        changes = {
+            "window_messages": _WINDOWS[chance % len(_WINDOWS)],
+            "window_bytes": _WINDOW_BYTES[chance % len(_WINDOW_BYTES)],
+            "retry": Retry(first_delay_s=_DELAYS_S[chance % len(_DELAYS_S)]),
+        }
         for machine in self._hub.machines:
             machine.queues = {
-                name: msgspec.structs.replace(policy, window_messages=windows)
+                name: msgspec.structs.replace(policy, **changes)
                 for name, policy in machine.queues.items()
             }
         machine, server = self._machine(fault), self._hub.serving
@@ -172,6 +182,7 @@ class Injector:
         machine = self._hub.machines[-1]
         if machine.has_power:
             self._lost_power(machine)
+            self._observations.damages += 1
             damaged = machine.disk.damage(int(fault.strength * 4), strength=fault.strength)
             if len(self._hub.machines) == 1:
                 self._observations.damaged(damaged)
@@ -237,6 +248,21 @@ class Injector:
             self._observations.disturbed("network")
             program.pause(fault.lasts_s)
             self._later(fault, lambda: self._observations.disturbed("network"))
+
+    def slow_reader(self, fault: Fault) -> None:
+        """A program's machine reads a few bytes at a time, and what is sent to it piles up."""
+        program = self._program(fault)
+        if program is None:
+            return
+        slow = self._world.network.slow_readers
+        self._observations.disturbed("network")
+        slow[program.host] = SlowReads(1 + int(400 * fault.strength), 0.02)
+
+        def recovered() -> None:
+            self._observations.disturbed("network")
+            slow.pop(program.host, None)
+
+        self._later(fault, recovered)
 
     def _program(self, fault: Fault) -> ProgramHost | None:
         names = list(self._programs)
@@ -418,6 +444,7 @@ KINDS: Final[dict[str, Callable[[Injector, Fault], None]]] = {
     "slow network": Injector.slow_network,
     "end of a program": Injector.end_program,
     "half-open": Injector.half_open,
+    "slow reader": Injector.slow_reader,
     "pause of a program": Injector.pause_program,
     "hand-over": Injector.hand_over,
     "log cut off": Injector.log_cut,
@@ -459,7 +486,9 @@ def draw_plan(
 
 
 def _draw(random: Random, kind: str, duration_s: float) -> Fault:
-    # More of them early, while producers send.
+    # More of them early, while producers send; some when only slow consumers are at work.
     at = random.triangular(0.5, duration_s, 0.5)
+    if random.random() < _LATE:
+        at += duration_s / 2
     average_s = 4.0 if kind in _LONG else 1.0
     return Fault(kind, at, min(random.expovariate(1.0 / average_s), 10.0), random.random())

@@ -114,6 +114,8 @@ class Observations:
         self.lost: set[MessageKey] = set()
         """What was damaged on the only disk that had it."""
         self.damaged_records = 0
+        self.damages = 0
+        """How many times something was done to a disk at rest."""
         self._suspicions: list[tuple[str, str, float]] = []
         self._consumers: dict[str, set[str]] = defaultdict(set)
 

@@ -283,6 +283,11 @@ class ReplicatedHub:
             if not each.is_up:
                 each.start()
 
+    @property
+    def leaders(self) -> int:
+        """How many replicas think that they lead: one may not know yet that it was replaced."""
+        return sum(each.serving is not None for each in self.replicas)
+
     def is_steady(self) -> bool:
         """Whether one replica leads, and the log has confirmed something a moment ago."""
         leading = [each for each in self.replicas if each.serving is not None]

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from crosswire.hub.policies import QueuePolicy
+from crosswire.hub.policies import QueuePolicy, Retry, TopicPolicy
 from crosswire.testing.simulation.audit import Audit
 from crosswire.testing.simulation.clients import (
     AVERAGE_BATCH,
@@ -34,6 +34,7 @@ from crosswire.testing.simulation.faults import (
     draw_plan,
 )
 from crosswire.testing.simulation.hub import HubGroup, LocalHub
+from crosswire.testing.simulation.memory_audit import MemoryAudit
 from crosswire.testing.simulation.observations import Observations
 from crosswire.testing.simulation.operators import (
     STAGED,
@@ -54,6 +55,9 @@ _LAKES: Final = 0.2
 _WORK_S: Final = (0.01, 0.01, 0.1)
 """What consumers need for some messages: those that need long have several when they leave."""
 _WATCH_S: Final = 0.25
+_MEMORY_S: Final = 0.5
+_FORGOTTEN_S: Final = 75.0
+"""How long a hub keeps anything for a program that is gone: links of Relink for 60 s."""
 _RESTARTED_S: Final = 30.0
 _FAULTS_S: Final = 15.0
 _SETTLED_S: Final = 5.0
@@ -134,7 +138,10 @@ class _Scenario:
                 machine.folder = self.folder
         lake = None if self.folder is None else self.folder / "lake"
         self.audit = Audit(world, self.hub, self.seen, max_attempts=_MAX_ATTEMPTS, lake=lake)
+        self.memory = MemoryAudit(world)
         self.hosts: dict[str, ProgramHost] = {}
+        """Programs that may end and be started again: those that have nothing to remember."""
+        self._programs: list[ProgramHost] = []
         self.finite: list[FiniteProgram] = []
         """Programs that end."""
         self.operators: list[SimulatedStager | SimulatedScheduler] = []
@@ -161,10 +168,16 @@ class _Scenario:
         choices = self.choices
         policies = {}
         for index in range(3):
-            # A short window in memory: most of a queue is on disk, and read from there.
-            policies[f"q{index}"] = QueuePolicy(window_messages=choices.choice((1024, 1024, 6)))
+            policies[f"q{index}"] = QueuePolicy(
+                # A short window in memory: most of a queue is on disk, and read from there.
+                window_messages=choices.choice((1024, 1024, 6)),
+                window_bytes=choices.choice((1 << 24, 1 << 24, 2000)),
+                # A long one: what was refused waits when the hub ends.
+                retry=Retry(first_delay_s=choices.choice((0.1, 0.1, 2.0))),
+            )
         for machine in self.hub.machines:
             machine.queues = policies
+            machine.topics = {"n0": TopicPolicy(durable=False)}
         self.hub.start()
         queues = [f"queue/q{index}" for index in range(choices.randint(1, 3))]
         topics = [f"topic/t{index}" for index in range(choices.randint(0, 1))]
@@ -174,12 +187,21 @@ class _Scenario:
                 window = choices.choice((1, 4, 32))
                 name, host = f"consumer-{index}-{other}", f"10.0.2.{index}{other}"
                 work_s = choices.choice(_WORK_S)
-                self._start(SimulatedConsumer, name, host, queue, "", window, refusing, work_s)
+                at_once = choices.choice((1, 1, 1, window))
+                self._start(
+                    SimulatedConsumer, name, host, queue, "", window, refusing, work_s, at_once
+                )
         for index, topic in enumerate(topics):
             name, host = f"subscriber-{index}", f"10.0.3.{index}"
             self._start(SimulatedConsumer, name, host, topic, "s", 8, 0.0, choices.choice(_WORK_S))
+            if choices.random() < 0.3:
+                # When others have published already.
+                late_s = choices.uniform(0.5, 8.0)
+                self._start(
+                    SimulatedConsumer, "latecomer", "10.0.3.9", topic, "l", 8, 0.0, 0.01, 1, late_s
+                )
         for index in range(choices.randint(1, 4)):
-            where = choices.choice(queues + topics)
+            where = choices.choice([*queues, *topics] * 2 + ["topic/n0"])
             count = choices.randint(20, 300)
             # While faults happen, and a little less or longer.
             pause_s = choices.uniform(0.3, 1.2) * _FAULTS_S * AVERAGE_BATCH / count
@@ -221,8 +243,8 @@ class _Scenario:
 
         started = ProgramHost(self.world, name, host, run, is_held=protocol == "relink")
         started.start()
+        self._programs.append(started)
         if kind in (SimulatedConsumer, SimulatedProvider, SimulatedTicker):
-            # Those that have nothing to remember.
             self.hosts[name] = started
 
     # What is looked at all the time.
@@ -231,10 +253,18 @@ class _Scenario:
         replicated = self.replicated
         if replicated is not None:
             replicated.check_prefixes()
+            if replicated.leaders > 1:
+                self.injector.counts["two leaders"] = self.injector.counts.get("two leaders", 0) + 1
             if not replicated.is_steady():
                 # Until a leader notices that it was replaced, it hands out what others get, too.
                 self.seen.disturbed("hub")
         self.world.at(self.world.now + _WATCH_S, self._watch)
+
+    def _watch_memory(self) -> None:
+        server = self.hub.serving
+        if server is not None:
+            self.memory.check(server)
+        self.world.at(self.world.now + _MEMORY_S, self._watch_memory)
 
     # The course of events.
 
@@ -244,6 +274,7 @@ class _Scenario:
         self.injector.plan(self.plan)
         world.at(0.0, self._populate)
         world.at(_WATCH_S, self._watch)
+        world.at(_MEMORY_S, self._watch_memory)
         world.run(_FAULTS_S + 15.0)
         if not world.violations:
             self._await_delivery()
@@ -256,6 +287,8 @@ class _Scenario:
                 # Standbys follow within a few polls.
                 world.run(world.now + _RESTARTED_S, self.replicated.is_equal)
                 self.replicated.check_end()
+        if not world.violations:
+            self._end_programs()
         if not world.violations:
             self._cut_power_at_last()
         self.seen.check_suspicions()
@@ -276,13 +309,23 @@ class _Scenario:
                 f" finished: {busy}"
             )
 
+    def _end_programs(self) -> None:
+        """What the hub had for them is gone when they are; and what comes back later must be seen
+        in the queues, and not be consumed once more."""
+        world = self.world
+        for each in self._programs:
+            each.kill()
+        world.run(world.now + _FORGOTTEN_S)
+        server = self.hub.serving
+        if server is None:
+            world.violate("the hub is not up, though all faults have ended")
+        else:
+            self.memory.check_end(server)
+
     def _cut_power_at_last(self) -> None:
         """What was promised survives the loss of power, whatever the plan of faults has."""
         world = self.world
         self.seen.disturbed("hub")
-        # What comes back must be seen in the queues, and not be consumed once more.
-        for each in self.hosts.values():
-            each.kill()
         for machine in self.hub.machines:
             machine.cut_power()
         for machine in self.hub.machines:
