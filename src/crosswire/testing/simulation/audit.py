@@ -129,7 +129,7 @@ class Audit:
         """A store reports no damage that was not done to it."""
         damage = self._server().hub.store.damage
         if damage and not self._seen.damages:
-            self._world.violate(f"the store reports damage: {damage[0].detail}")
+            self._world.violate(f"the store reports damage: {damage[0].reason}")
 
     def _check_attempts(self) -> None:
         for group in self._queues():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -12,6 +13,7 @@ from crosswire.client.client import Client, ClientSubscription
 from crosswire.client.connect import connect
 from crosswire.client.message import Message
 from crosswire.client.native.dial import Backoff
+from crosswire.client.native.relink import RelinkClient
 from crosswire.errors import (
     ClientError,
     CrosswireError,
@@ -32,6 +34,7 @@ __all__ = [
     "Program",
     "SimulatedCaller",
     "SimulatedConsumer",
+    "SimulatedLinkProducer",
     "SimulatedProducer",
     "SimulatedProvider",
     "SimulatedTicker",
@@ -42,6 +45,7 @@ PROTOCOLS: Final = ("emp", "emqp", "relink", "epoxy", "micromsg2")
 _SINGLE: Final = 0.8
 """How many publications have one message; others have up to `_MOST`."""
 _MOST: Final = 20
+_FEW: Final = 5
 AVERAGE_BATCH: Final = _SINGLE + (1 - _SINGLE) * (2 + _MOST) / 2
 """Messages of a publication, on average."""
 _REQUEST_S: Final = 10.0
@@ -135,6 +139,47 @@ class SimulatedProducer(Program):
                     for key, identifier in zip(keys, ids, strict=True):
                         self.seen.acknowledged(key, identifier)
         self.is_finished = True
+
+
+class SimulatedLinkProducer(Program):
+    """Sends over a Relink link, without transactions: what is on its way when the connection ends
+    is repeated on the next one."""
+
+    async def run(self, destination: str, count: int, pause_s: float) -> None:
+        """Send `count` messages."""
+        client: RelinkClient | None = None
+        number = 0
+        while number < count:
+            await asyncio.sleep(self.random.expovariate(1 / pause_s))
+            started = self.world.now
+            try:
+                if client is None:
+                    client = await self._link(destination).__aenter__()
+                sender, keys = client.sender(), []
+                for _ in range(1 if self.random.random() < _SINGLE else _FEW):
+                    number += 1
+                    keys.append(MessageKey(destination, self.name, number))
+                    self.seen.attempted(keys[-1])
+                    await sender.send(encode_message(keys[-1], self.random.randint(0, 300)))
+                await sender.consumed(timeout_s=_REQUEST_S)
+            except CrosswireError as error:
+                self.seen.failed(self.name, error, since=started)
+                if client is not None:
+                    # Another link: what this one has sent may arrive, or not.
+                    self.seen.disturbed(self.name)
+                    with suppress(CrosswireError):
+                        await client.close()
+                    client = None
+            else:
+                for key in keys:
+                    self.seen.acknowledged(key)
+        self.is_finished = True
+
+    def _link(self, endpoint: str) -> RelinkClient:
+        (host, port), *others = ((each.host, each.ports["relink"]) for each in self._hub.machines)
+        return RelinkClient(
+            host, port, endpoint, others=others, backoff=Backoff(0.05, 1.0), close_timeout_s=5.0
+        )
 
 
 def _connection_of(message: Message) -> object:

@@ -3,6 +3,7 @@
 Everything that a fault touches is noted under a name, when it begins and when it ends:
 
     hub        its process or its disk is not as it should be, or another replica leads
+    still      its process did not run for a while
     crash      it was killed, or lost power
     network    packets are lost or late, a machine is off: TCP takes a while to notice
     cut        connections were reset

@@ -192,9 +192,13 @@ class Injector:
         """SIGSTOP: the process does not run for a while, and time goes on."""
         process = self._machine(fault).process
         if process is not None and process.is_running:
-            self._observations.disturbed("hub")
+            self._stood_still()
             process.paused_until = self._world.now + fault.lasts_s
-            self._later(fault, lambda: self._observations.disturbed("hub"))
+            self._later(fault, self._stood_still)
+
+    def _stood_still(self) -> None:
+        self._observations.disturbed("hub")
+        self._observations.disturbed("still")
 
     def clock_jump(self, fault: Fault) -> None:
         """The wall clock is set, forward or back, and later set right."""
@@ -325,7 +329,7 @@ class Injector:
         """Some connections are reset."""
         host = self._machine(fault).host
         self._observations.disturbed("cut")
-        self._world.network.cut_connections(host, at_most=1 + int(fault.strength * 5))
+        self._world.network.cut_connections(host, at_most=1 + int(fault.strength * 12))
 
     def partition(self, fault: Fault) -> None:
         """One program's machine can't reach the hub."""

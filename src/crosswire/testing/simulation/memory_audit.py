@@ -29,15 +29,12 @@ class MemoryAudit:
     def __init__(self, world: World) -> None:
         self._world = world
         self._largest_bytes = 0
-        self._server: Server | None = None
         self._windows: dict[str, int] = {}
-        """The largest that each backlog of this server has had: what is in memory when a reload
-        makes it smaller stays there."""
+        """The largest that each backlog has had: what is in memory when a reload makes it smaller
+        stays there, and what a link holds is read after a restart."""
 
     def check(self, server: Server) -> None:
         """Accounts are true, and no limit is exceeded."""
-        if server is not self._server:
-            self._server, self._windows = server, {}
         self._check_budget(server)
         total = 0
         for backlog in server.hub.backlogs():

@@ -284,7 +284,7 @@ class Observations:
             return True
         # A hub that stood still sees the new connection before the end of the old one.
         was_before = self.lives[key].attempted_at < began
-        return was_before and disturbances.happened(("hub",), began - HUB_S, now)
+        return was_before and disturbances.happened(("still",), began - HUB_S, now)
 
     def settled(self, group: str, key: MessageKey, consumer: str) -> None:
         """A consumer has settled it."""

@@ -22,6 +22,7 @@ from crosswire.testing.simulation.clients import (
     PROVIDER,
     SimulatedCaller,
     SimulatedConsumer,
+    SimulatedLinkProducer,
     SimulatedProducer,
     SimulatedProvider,
     SimulatedTicker,
@@ -52,7 +53,7 @@ _HOSTS: Final = ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
 _REPLICATED_EVERY: Final = 3
 _LAKES: Final = 0.2
 """How many of the seeds have a lake."""
-_WORK_S: Final = (0.01, 0.01, 0.1)
+_WORK_S: Final = (0.01, 0.02, 0.2)
 """What consumers need for some messages: those that need long have several when they leave."""
 _WATCH_S: Final = 0.25
 _MEMORY_S: Final = 0.5
@@ -180,7 +181,7 @@ class _Scenario:
             machine.topics = {"n0": TopicPolicy(durable=False)}
         self.hub.start()
         queues = [f"queue/q{index}" for index in range(choices.randint(1, 3))]
-        topics = [f"topic/t{index}" for index in range(choices.randint(0, 1))]
+        topics = [f"topic/t{index}" for index in range(choices.choice((0, 1, 1)))]
         for index, queue in enumerate(queues):
             refusing = choices.choice((0.0, 0.0, 0.1, 0.5))
             for other in range(choices.randint(1, 2)):
@@ -194,7 +195,7 @@ class _Scenario:
         for index, topic in enumerate(topics):
             name, host = f"subscriber-{index}", f"10.0.3.{index}"
             self._start(SimulatedConsumer, name, host, topic, "s", 8, 0.0, choices.choice(_WORK_S))
-            if choices.random() < 0.3:
+            if choices.random() < 0.5:
                 # When others have published already.
                 late_s = choices.uniform(0.5, 8.0)
                 self._start(
@@ -206,7 +207,8 @@ class _Scenario:
             # While faults happen, and a little less or longer.
             pause_s = choices.uniform(0.3, 1.2) * _FAULTS_S * AVERAGE_BATCH / count
             name, host = f"producer-{index}", f"10.0.1.{index}"
-            self._start(SimulatedProducer, name, host, where, count, pause_s)
+            kind = SimulatedProducer if choices.random() < 0.85 else SimulatedLinkProducer
+            self._start(kind, name, host, where, count, pause_s)
         if choices.random() < 0.5:
             self._start(SimulatedProvider, PROVIDER, "10.0.4.1", "service/echo")
             calls = choices.randint(5, 50)
@@ -232,11 +234,13 @@ class _Scenario:
         # eMQP has no named subscriptions.
         named = kind is SimulatedConsumer and bool(arguments[1])
         protocol = self.choices.choice([each for each in PROTOCOLS if not named or each != "emqp"])
+        if kind is SimulatedLinkProducer:
+            protocol = "relink"
         self.world.note(f"{name} speaks {protocol} from {host}: {arguments}")
 
         def run(process: SimulatedProcess) -> Coroutine[Any, Any, None]:
             program = kind(process, protocol, self.hub, self.seen)
-            if kind in (SimulatedProducer, SimulatedCaller):
+            if kind in (SimulatedProducer, SimulatedLinkProducer, SimulatedCaller):
                 self.finite.append(program)
             running: Coroutine[Any, Any, None] = program.run(*arguments)
             return running
