@@ -27,7 +27,7 @@ _LEADERS_PART: Final = 7
 """Of ten faults of replicas, how many are the leader's."""
 _WINDOWS: Final = (1, 6, 40, 1024)
 _WINDOW_BYTES: Final = (1000, 20_000, 1 << 24)
-_DELAYS_S: Final = (0.05, 0.1, 0.1, 0.1, 1.0)
+_DELAYS_S: Final = (0.05, 0.1, 0.2)
 _LONG: Final = frozenset({"log cut off", "log outage", "log errors", "stale log", "unsafe log"})
 """These end a term only if they last longer than a takeover takes."""
 _LATE: Final = 0.15

@@ -169,12 +169,15 @@ class _Scenario:
         choices = self.choices
         policies = {}
         for index in range(3):
+            # A short window in memory: most of a queue is on disk, and read from there. Long
+            # delays: what was refused waits when the hub ends. Not both: what waits is in memory.
+            window_bytes, first_delay_s = choices.choice(
+                ((1 << 24, 0.1), (1 << 24, 2.0), (2000, 0.1))
+            )
             policies[f"q{index}"] = QueuePolicy(
-                # A short window in memory: most of a queue is on disk, and read from there.
                 window_messages=choices.choice((1024, 1024, 6)),
-                window_bytes=choices.choice((1 << 24, 1 << 24, 2000)),
-                # A long one: what was refused waits when the hub ends.
-                retry=Retry(first_delay_s=choices.choice((0.1, 0.1, 2.0))),
+                window_bytes=window_bytes,
+                retry=Retry(first_delay_s=first_delay_s),
             )
         for machine in self.hub.machines:
             machine.queues = policies
