@@ -6,15 +6,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 from crosswire.hub.ledger import Step, parse_block
 from crosswire.plurals import plural
 from crosswire.server.server import Server
 from crosswire.testing.simulation.clients import decode_message
-from crosswire.testing.simulation.hub import HubGroup
 from crosswire.testing.simulation.lake_audit import LakeContent, LedgerEntry, read_lake
-from crosswire.testing.simulation.observations import DeliveryKey, Observations
-from crosswire.testing.simulation.world import World
+from crosswire.testing.simulation.observations import DeliveryKey, Observations, ViolationSink
 
 __all__ = ["Audit"]
 
@@ -25,13 +24,21 @@ _PASSING = "topic/n0"
 _ENDS = (Step.SETTLED, Step.DEAD, Step.EXPIRED, Step.DROPPED)
 
 
+class Serving(Protocol):
+    """A hub that may be up."""
+
+    @property
+    def serving(self) -> Server | None:
+        """Its server in this process; None if there is none now."""
+
+
 class Audit:
     """Looks into a hub that is up, between two turns of it."""
 
     def __init__(
         self,
-        world: World,
-        hub: HubGroup,
+        world: ViolationSink,
+        hub: Serving,
         seen: Observations,
         *,
         max_attempts: int,
@@ -163,6 +170,19 @@ class Audit:
         for identifier, key in self._seen.ids.items():
             if key.destination.startswith("queue/") and not accepted[identifier]:
                 self._world.violate(f"the ledger has not accepted {key}")
+                return
+        # Not all protocols tell a producer the ids of its messages.
+        acknowledged = Counter(
+            key.destination
+            for key, life in self._seen.lives.items()
+            if life.acknowledged_at is not None and key.destination.startswith("queue/")
+        )
+        for destination, count in acknowledged.items():
+            if by_destination[destination] < count:
+                self._world.violate(
+                    f"{destination} has accepted {by_destination[destination]} messages, and"
+                    f" acknowledged {count}"
+                )
                 return
         # Damage that was found just before a crash is known at the next start, and then is not
         # noted in the ledger again.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
+from random import Random
+from typing import Final, Protocol
 
 import msgspec
 
@@ -23,14 +25,13 @@ from crosswire.errors import (
     ProviderLost,
 )
 from crosswire.testing.simulation.durable import MessageKey
-from crosswire.testing.simulation.hub import HubGroup
-from crosswire.testing.simulation.observations import Observations
-from crosswire.testing.simulation.world import SimulatedProcess
+from crosswire.testing.simulation.observations import Observations, ViolationSink
 
 __all__ = [
     "AVERAGE_BATCH",
     "PROTOCOLS",
     "PROVIDER",
+    "HubAddress",
     "Program",
     "SimulatedCaller",
     "SimulatedConsumer",
@@ -69,7 +70,38 @@ def decode_message(payload: bytes) -> MessageKey:
     return MessageKey(destination, producer, number)
 
 
-def _url(protocol: str, hub: HubGroup) -> str:
+class ProgramWorld(ViolationSink, Protocol):
+    """Where programs run: the simulation, or a real machine."""
+
+    random: Random
+
+
+class ProgramProcess(Protocol):
+    """A process with one program."""
+
+    name: str
+
+    @property
+    def world(self) -> ProgramWorld:
+        """Where it runs."""
+
+
+class HubAddress(Protocol):
+    """A machine with a hub, and the port of each listener."""
+
+    host: str
+    ports: dict[str, int]
+
+
+class HubAddresses(Protocol):
+    """The hub that programs use, on one machine or on several."""
+
+    @property
+    def machines(self) -> Sequence[HubAddress]:
+        """All of them."""
+
+
+def _url(protocol: str, hub: HubAddresses) -> str:
     listener = "emqp-clients" if protocol == "emqp" else protocol
     url = f"{protocol}://" + ",".join(
         f"{each.host}:{each.ports[listener]}" for each in hub.machines
@@ -85,9 +117,11 @@ class Program:
     """A program with one client of one protocol."""
 
     def __init__(
-        self, process: SimulatedProcess, protocol: str, hub: HubGroup, seen: Observations
+        self, process: ProgramProcess, protocol: str, hub: HubAddresses, seen: Observations
     ) -> None:
         self.name = process.name
+        self.clients: list[Client | RelinkClient] = []
+        """What it has opened: a world that goes on after it closes them."""
         self.protocol = protocol
         self.random = process.world.random
         self.world = process.world
@@ -104,7 +138,9 @@ class Program:
                 backoff=lambda: Backoff(0.05, 1.0),
             )
             try:
-                return await client.__aenter__()
+                await client.__aenter__()
+                self.clients.append(client)
+                return client
             except ClientError as error:
                 self.seen.failed(self.name, error)
                 await asyncio.sleep(_AGAIN_S)
@@ -155,6 +191,7 @@ class SimulatedLinkProducer(Program):
             try:
                 if client is None:
                     client = await self._link(destination).__aenter__()
+                    self.clients.append(client)
                 sender, keys = client.sender(), []
                 for _ in range(1 if self.random.random() < _SINGLE else _FEW):
                     number += 1

@@ -18,18 +18,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["HELD_S", "HUB_S", "SETTLE_S", "UNNOTICED_S", "Disturbances", "held"]
+__all__ = ["Disturbances", "held"]
 
-SETTLE_S: Final = 2.0
-"""A settlement is durable after this time at the latest, if nothing fails meanwhile."""
-HUB_S: Final = 16.0
-"""How long a fault of the hub may show: a request times out after ten seconds, and a client that
-has lost its connection tries again after one at most."""
-UNNOTICED_S: Final = 90.0
-"""How long the end of a connection may be unnoticed when the network loses packets."""
-HELD_S: Final = UNNOTICED_S + 65.0
-"""How long the hub keeps a link whose program is gone: it waits 60 s for the peer, once it has
-noticed."""
+_SETTLE_S: Final = 2.0
+_HUB_S: Final = 16.0
+_UNNOTICED_S: Final = 90.0
+_LINK_S: Final = 65.0
 
 
 def held(name: str) -> str:
@@ -38,9 +32,19 @@ def held(name: str) -> str:
 
 
 class Disturbances:
-    """Times by name, in order."""
+    """Times by name, in order. On a real machine everything may take `patience` times as long."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float = 1.0) -> None:
+        self.settle_s = _SETTLE_S * patience
+        """A settlement is durable after this time at the latest, if nothing fails meanwhile."""
+        self.hub_s = _HUB_S * patience
+        """How long a fault of the hub may show: a request times out after ten seconds, and a client
+        that has lost its connection tries again after one at most."""
+        self.unnoticed_s = _UNNOTICED_S * patience
+        """How long the end of a connection may be unnoticed when the network loses packets."""
+        self.held_s = (_UNNOTICED_S + _LINK_S) * patience
+        """How long the hub keeps a link whose program is gone: it waits 60 s for the peer, once it
+        has noticed."""
         self._times: dict[str, list[float]] = defaultdict(list)
 
     def note(self, who: str, now: float) -> None:
@@ -59,7 +63,7 @@ class Disturbances:
     def explain(self, since: float, now: float, *others: str) -> bool:
         """Whether faults of the hub, the network, or these may show between two times."""
         return (
-            self.happened(("hub", "cut", *others), since - HUB_S, now)
-            or self.happened(("network",), since - UNNOTICED_S, now)
-            or self.happened(map(held, others), since - HELD_S, now)
+            self.happened(("hub", "cut", *others), since - self.hub_s, now)
+            or self.happened(("network",), since - self.unnoticed_s, now)
+            or self.happened(map(held, others), since - self.held_s, now)
         )

@@ -8,23 +8,16 @@ everything must have been delivered.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from crosswire.errors import CrosswireError, HubError
-from crosswire.testing.simulation.disturbances import (
-    HELD_S,
-    HUB_S,
-    SETTLE_S,
-    UNNOTICED_S,
-    Disturbances,
-    held,
-)
-from crosswire.testing.simulation.durable import DurableMessages, MessageKey, find_messages
+from crosswire.testing.simulation.disturbances import Disturbances, held
+from crosswire.testing.simulation.durable import MessageKey, find_messages
 
-__all__ = ["DeliveryKey", "Observations"]
+__all__ = ["DeliveryKey", "Observations", "ViolationSink"]
 
 _LONGEST_FAULT_S: Final = 12.0
 _STARTED_S: Final = 6.0
@@ -87,7 +80,9 @@ class _Stream:
 class ViolationSink(Protocol):
     """Where violations are reported: the world."""
 
-    now: float
+    @property
+    def now(self) -> float:
+        """Seconds since the beginning."""
 
     def violate(self, text: str, cause: BaseException | None = None) -> None:
         """Something is wrong that never may be."""
@@ -97,7 +92,12 @@ class Observations:
     """Reports of clients, and what follows from them."""
 
     def __init__(
-        self, world: ViolationSink, durable: DurableMessages, *, max_attempts: int
+        self,
+        world: ViolationSink,
+        durable: Container[MessageKey],
+        *,
+        max_attempts: int,
+        patience: float = 1.0,
     ) -> None:
         self._world = world
         self._durable = durable
@@ -105,7 +105,8 @@ class Observations:
         self.lives: dict[MessageKey, _Life] = {}
         self.receptions: dict[DeliveryKey, _Reception] = {}
         self.ids: dict[int, MessageKey] = {}
-        self._disturbances = Disturbances()
+        self._disturbances = Disturbances(patience)
+        self._settle_s = self._disturbances.settle_s
         self._streams: dict[str, _Stream] = {}
         """What consumers got on the connections that they have now."""
         self.errors: dict[str, int] = defaultdict(int)
@@ -199,7 +200,9 @@ class Observations:
         # A disk that fails to sync may keep what it was given, and a hub that crashes then had no
         # time to delete it: nobody can promise that such a message is gone.
         if life.refused_at is not None and not self._disturbances.happened(
-            ("crash",), life.refused_at - SETTLE_S, life.refused_at + _LONGEST_FAULT_S
+            ("crash",),
+            life.refused_at - self._settle_s,
+            life.refused_at + _LONGEST_FAULT_S,
         ):
             world.violate(f"{consumer} got {key}, which the hub had refused")
         if group.startswith("queue/") and key not in self._durable:
@@ -210,7 +213,9 @@ class Observations:
             self._check_attempt(key, consumer, reception, attempt)
         settled_at = reception.settled_at
         if settled_at is not None and not self._disturbances.happened(
-            (reception.settled_by, "hub"), settled_at - SETTLE_S, settled_at + SETTLE_S
+            (reception.settled_by, "hub"),
+            settled_at - self._settle_s,
+            settled_at + self._settle_s,
         ):
             world.violate(
                 f"{consumer} got {key} again, which {reception.settled_by} settled at"
@@ -228,7 +233,7 @@ class Observations:
         if attempt > self._max_attempts:
             self._world.violate(f"{consumer} got {key} for the {attempt}th time")
         certain = sum(
-            not self._disturbances.happened((who, "hub"), at - SETTLE_S, at + SETTLE_S)
+            not self._disturbances.happened((who, "hub"), at - self._settle_s, at + self._settle_s)
             for who, at in reception.refusals
         )
         if attempt <= certain:
@@ -247,7 +252,9 @@ class Observations:
         """Somebody else has it, and has neither settled nor refused it: he must be gone."""
         # He may learn later than the hub that he is: the hub's end of his connection ends first.
         if not self._disturbances.happened(
-            (reception.holder, "hub"), reception.held_since - SETTLE_S, self._world.now
+            (reception.holder, "hub"),
+            reception.held_since - self._settle_s,
+            self._world.now,
         ):
             text = f"{consumer} got {key} of {group}, which {reception.holder} had"
             self._suspicions.append((text, reception.holder, reception.held_since))
@@ -278,13 +285,13 @@ class Observations:
         """Whether the hub may have had another connection of this consumer, which had the message,
         beside the one that began then."""
         now, disturbances = self._world.now, self._disturbances
-        if disturbances.happened(("network",), began - UNNOTICED_S, now):
+        if disturbances.happened(("network",), began - disturbances.unnoticed_s, now):
             return True
-        if disturbances.happened((held(consumer),), began - HELD_S, now):
+        if disturbances.happened((held(consumer),), began - disturbances.held_s, now):
             return True
         # A hub that stood still sees the new connection before the end of the old one.
         was_before = self.lives[key].attempted_at < began
-        return was_before and disturbances.happened(("still",), began - HUB_S, now)
+        return was_before and disturbances.happened(("still",), began - disturbances.hub_s, now)
 
     def settled(self, group: str, key: MessageKey, consumer: str) -> None:
         """A consumer has settled it."""
@@ -319,6 +326,8 @@ class Observations:
     def check_suspicions(self) -> None:
         """Who was thought to be gone must have noticed it by now."""
         for text, holder, since in self._suspicions:
-            if not self._disturbances.happened((holder, "hub"), since - SETTLE_S, self._world.now):
+            if not self._disturbances.happened(
+                (holder, "hub"), since - self._settle_s, self._world.now
+            ):
                 self._world.violate(text)
         self._suspicions.clear()
