@@ -326,10 +326,11 @@ class Injector:
     # The network.
 
     def cut(self, fault: Fault) -> None:
-        """Some connections are reset."""
+        """Some connections are reset, or all of them."""
         host = self._machine(fault).host
         self._observations.disturbed("cut")
-        self._world.network.cut_connections(host, at_most=1 + int(fault.strength * 12))
+        at_most = 1 + int(fault.strength * 12) if fault.strength < 0.5 else _ALL
+        self._world.network.cut_connections(host, at_most=at_most)
 
     def partition(self, fault: Fault) -> None:
         """One program's machine can't reach the hub."""

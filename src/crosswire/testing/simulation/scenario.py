@@ -322,7 +322,8 @@ class _Scenario:
         world = self.world
         for each in self._programs:
             each.kill()
-        world.run(world.now + _FORGOTTEN_S)
+        has_links = any(each.is_held for each in self._programs)
+        world.run(world.now + (_FORGOTTEN_S if has_links else _SETTLED_S))
         server = self.hub.serving
         if server is None:
             world.violate("the hub is not up, though all faults have ended")
