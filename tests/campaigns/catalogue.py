@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from crosswire.testing.simulation.scenario import run_seed
 from tests.campaigns import real_hubs
+from tests.campaigns.real_simulation import run_real_seeds
 from tests.campaigns.runner import Campaign, Findings
 from tests.fuzz.__main__ import seed as write_seeds
 from tests.fuzz.__main__ import targets
@@ -102,6 +103,7 @@ def fuzz(_folder: Path, rounds: int, seed: int) -> Findings:
 
 CAMPAIGNS: Final = (
     Campaign("simulation", "seeds of the simulator", 10_000, 50, simulate),
+    Campaign("real hubs", "plans of faults for real hubs", 500, 20, _on_loop(run_real_seeds)),
     Campaign("kills", "SIGKILL under load, and a start", 1000, 50, _on_loop(real_hubs.kill_hubs)),
     Campaign("power", "loss of what was not synced", 200, 25, cut_power),
     Campaign("disk errors", "failing writes and syncs", 200, 25, _on_loop(real_hubs.fail_disks)),

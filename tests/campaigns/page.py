@@ -71,7 +71,7 @@ def _fuzz(parts: Sequence[CampaignPart]) -> str:
 
 
 def _planted(parts: Sequence[CampaignPart]) -> str:
-    names = [bug.name for bug in BUGS]
+    names = [bug.name for bug in BUGS if not bug.unseen]
     last = {str(part.details["bug"]): part for part in _of(parts, "planted")}
     tried = [last[name] for name in names if name in last]
     caught = [part for part in tried if not part.wrong]
@@ -88,6 +88,10 @@ def _planted(parts: Sequence[CampaignPart]) -> str:
     if missed:
         rows += ["", "Not caught:", ""]
         rows += [f"- {part.details['bug']} (in {part.rounds} seeds)" for part in missed]
+    unseen = [bug for bug in BUGS if bug.unseen]
+    if unseen:
+        rows += ["", "Planted, and not counted, as nobody can see them:", ""]
+        rows += [f"- {bug.name}: {bug.unseen}" for bug in unseen]
     return "\n".join(rows)
 
 

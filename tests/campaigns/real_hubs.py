@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import shutil
 import signal
 import statistics
-import struct
 import subprocess
 import time
 from collections.abc import AsyncIterator
@@ -20,6 +18,7 @@ from typing import Final
 from crosswire.client.connect import connect
 from crosswire.errors import CrosswireError
 from crosswire.testing.simulation.clients import PROTOCOLS
+from tests.campaigns.disk_shim import DiskFaults, DiskShim
 from tests.campaigns.hub import HubProcess
 from tests.campaigns.load import Load
 from tests.campaigns.runner import CampaignSkipped, Findings
@@ -34,7 +33,6 @@ __all__ = [
     "soak",
 ]
 
-_SHIM: Final = Path(__file__).with_name("shim.c")
 _FAKETIME: Final = (
     "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1",
     "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1",
@@ -95,44 +93,30 @@ async def kill_hubs(folder: Path, rounds: int, seed: int) -> Findings:
 # ------------------------------------------------------------------------------------------- disks
 
 
-def build_shim(folder: Path) -> Path:
-    """The library that fails writes and syncs. Raises CampaignSkipped without a compiler."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        raise CampaignSkipped("there is no C compiler")
-    library = folder / "shim.so"
-    subprocess.run(
-        [compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(_SHIM), "-ldl"], check=True
-    )
-    return library
-
-
 async def fail_disks(folder: Path, rounds: int, seed: int) -> Findings:
     """Writes and syncs of the store fail for a moment, or are cut short; half of the time the hub
     is killed meanwhile."""
     findings, random = Findings(), Random(seed)
-    control = folder / "control"
-    control.write_bytes(bytes(4096))
-    environment = {"LD_PRELOAD": str(build_shim(folder)), "SHIM_CONTROL": str(control)}
-    hub = HubProcess(folder / "hub", environment=environment)
+    shim = DiskShim(folder)
+    hub = HubProcess(folder / "hub", environment=shim.environment)
     async with _under_load(hub, seed, findings) as load:
         for _ in range(rounds):
             kind = random.choice(("write EIO", "write ENOSPC", "sync EIO", "short write"))
             per_mille = random.choice((50, 300, 1000))
-            values = {
-                "write EIO": (per_mille, errno.EIO, 0, 0, 0),
-                "write ENOSPC": (per_mille, errno.ENOSPC, 0, 0, 0),
-                "sync EIO": (0, 0, per_mille, errno.EIO, 0),
-                "short write": (0, 0, 0, 0, per_mille),
+            faults = {
+                "write EIO": DiskFaults(writes=per_mille),
+                "write ENOSPC": DiskFaults(writes=per_mille, write_errno=errno.ENOSPC),
+                "sync EIO": DiskFaults(syncs=per_mille),
+                "short write": DiskFaults(short_writes=per_mille),
             }[kind]
             load.disturbed()
             began = time.monotonic()
-            _set(control, *values)
+            shim.set(faults)
             await asyncio.sleep(random.uniform(0.05, 0.6))
             if random.random() < 0.5 and hub.is_running:
                 await hub.end(signal.SIGKILL)
                 findings.add("killed", 1)
-            _set(control, 0, 0, 0, 0, 0)
+            shim.set(DiskFaults())
             if not hub.is_running:
                 await hub.end()
                 assert await hub.start(), hub.log.read_text()[-2000:]
@@ -144,11 +128,6 @@ async def fail_disks(folder: Path, rounds: int, seed: int) -> Findings:
             await asyncio.sleep(random.uniform(0.0, 0.2))
             load.disturbed()
     return findings
-
-
-def _set(control: Path, *values: int) -> None:
-    with control.open("r+b") as file:
-        file.write(struct.pack("5i", *values))
 
 
 async def fill_disks(folder: Path, rounds: int, seed: int) -> Findings:

@@ -1,9 +1,9 @@
 /* Fails writes and syncs of a hub's store, as a broken or full disk would.
  *
- * Preloaded into the hub. SHIM_CONTROL names a file of five 32-bit integers that the campaign
+ * Preloaded into the hub. SHIM_CONTROL names a file of six 32-bit integers that the campaign
  * changes while the hub runs: per mille of writes that fail, their errno, per mille of syncs that
- * fail, their errno, and per mille of writes that are cut short. Only files below a folder called
- * `store` are affected. */
+ * fail, their errno, per mille of writes that are cut short, and how many milliseconds a sync takes
+ * longer. Only files below a folder called `store` are affected. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -67,17 +67,24 @@ ssize_t pwrite(int descriptor, const void *data, size_t size, off_t offset) {
 ssize_t pwrite64(int descriptor, const void *data, size_t size, off64_t offset) {
     REAL(pwrite64);
     if (control && happens(control[0], descriptor)) { errno = control[1]; return -1; }
+    if (control && size > 1 && happens(control[4], descriptor)) size /= 2;
     return real(descriptor, data, size, offset);
+}
+
+static void delay_sync(int descriptor) {
+    if (control && control[5] > 0 && in_store(descriptor)) usleep((useconds_t)control[5] * 1000);
 }
 
 int fsync(int descriptor) {
     REAL(fsync);
+    delay_sync(descriptor);
     if (control && happens(control[2], descriptor)) { errno = control[3]; return -1; }
     return real(descriptor);
 }
 
 int fdatasync(int descriptor) {
     REAL(fdatasync);
+    delay_sync(descriptor);
     if (control && happens(control[2], descriptor)) { errno = control[3]; return -1; }
     return real(descriptor);
 }

@@ -15,6 +15,7 @@ from tests.campaigns.runner import Campaign, CampaignSkipped, Findings, run_camp
 
 BY_NAME = {campaign.name: campaign for campaign in CAMPAIGNS}
 SHORT = {
+    "real hubs": 1,
     "kills": 2,
     "disk errors": 2,
     "full disks": 1,

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from crosswire.access import User
+from crosswire.client.adapters.relink import _RelinkFeed
+from crosswire.client.connect import connect
 from crosswire.client.native.dial import Backoff
 from crosswire.client.native.emp import EmpClient
 from crosswire.client.native.relink import Received, RelinkClient
@@ -669,6 +671,26 @@ async def test_a_forgotten_link_is_lost(start_server: StartServer) -> None:
                 while True:
                     await producer.sender().send(b"m")
                     await producer.sender().consumed()
+
+
+async def test_a_client_whose_window_is_full_notices_that_its_link_is_lost(
+    start_server: StartServer,
+) -> None:
+    """It settles nothing meanwhile, and asks for no more: others may be at work for long."""
+    server = await start_server(limits=short_links())
+    await send(server, "queue/q", b"1", b"2", b"3")
+    url = f"relink://127.0.0.1:{port_of(server, 'relink')}"
+    async with (
+        connect(url, backoff=lambda: Backoff(0.5, 0.5)) as program,
+        program.subscribe("queue/q", window=1) as subscription,
+    ):
+        held = await subscription.receive(WAIT_S)
+        await until(server, lambda: not subscription.has_room)
+        feed = subscription._feed
+        assert isinstance(feed, _RelinkFeed)
+        cut(feed.client)
+        again = await subscription.receive(WAIT_S)
+        assert held.lost and again.payload == b"1"
 
 
 async def test_a_shutdown_gives_back_what_was_held_at_once(server: Server) -> None:

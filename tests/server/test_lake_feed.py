@@ -397,6 +397,20 @@ async def test_a_lake_that_was_off_begins_with_a_gap(site: Site) -> None:
     assert [row["seq"] for row in read_lake(site.lake, "messages", ["seq"])] == [1, 2]
 
 
+async def test_a_lake_before_the_first_message_begins_without_a_gap(site: Site) -> None:
+    """A hub that ended before its first seal had reserved ids, and used none of them."""
+    await site.start(on=False)
+    site.hub.store.save("links", b"epoch", b"1")
+    await site.hub.commits.committed()
+    site.hub.commits._is_closed = True  # killed
+    hub = await site.start()
+    assert hub.store.newest_id > 0
+    await site.send(b"a")
+    await site.stop()
+    assert site.payloads == [b"a"]
+    assert site.faults() == []
+
+
 async def test_one_table_alone(site: Site) -> None:
     await site.start(LakeSettings(seal_s=0.01, ledger=False))
     await site.send(b"a")

@@ -48,6 +48,7 @@ from crosswire.server.server import Server
 from crosswire.server.succession import Succession, TrimRule
 from crosswire.store import contract
 from crosswire.store.contract import Store
+from crosswire.store.recovery import RecoveredEngine
 from crosswire.store.replica import ReplicaStore
 
 __all__ = ["BUGS", "PlantedBug", "plant"]
@@ -62,6 +63,8 @@ class PlantedBug(NamedTuple):
     function: str
     old: str
     new: str
+    unseen: str = ""
+    """Why nobody can see it, if that is so: it is planted, and not counted."""
 
 
 @contextmanager
@@ -213,6 +216,15 @@ _STORE: Final = [
         "seal",
         "group.reserved_id = self._next_id + self._id_block",
         "group.reserved_id = max(self._next_id - 40, 1)",
+        unseen="whoever takes an id above what is reserved reserves more before it is used",
+    ),
+    PlantedBug(
+        "give ids of messages that were not stored twice",
+        "The next id follows the last one that was written.",
+        RecoveredEngine,
+        "_recover",
+        'self._next_id = int.from_bytes(own.get(b"!ids", b"\\x01"))',
+        "self._next_id = 1",
     ),
     PlantedBug(
         "skip the rest of a page",

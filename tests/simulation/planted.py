@@ -68,6 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
         each.name
         for each in BUGS
         if options.only in each.name
+        and not each.unseen
         and not (
             each.name in known
             and (not known[each.name].wrong or known[each.name].rounds >= options.seeds)

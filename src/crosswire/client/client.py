@@ -284,8 +284,8 @@ class ClientSubscription:
         self._last_done = 0
         self._changed = asyncio.Event()
         self._is_over = asyncio.Event()
-        self._has_room = asyncio.Event()
-        self._has_room.set()
+        self._room = asyncio.Event()
+        self._room.set()
         self._starting = asyncio.Lock()
         self._error: CrosswireError | None = None
         self._closed = False
@@ -328,7 +328,7 @@ class ClientSubscription:
             return
         self._closed = True
         self._changed.set()
-        self._has_room.set()
+        self._room.set()
         try:
             if self._feed is not None:
                 if self._client._adapter.settles_in_order and not self._request.at_most_once:
@@ -365,7 +365,7 @@ class ClientSubscription:
         while True:
             message = self._pop()
             if message is not None:
-                self._has_room.set()
+                self._room.set()
                 return message
             if self._closed:
                 raise _IterationEnded("the subscription is closed")
@@ -380,14 +380,8 @@ class ClientSubscription:
             return None
         if self._request.at_most_once:
             return self._waiting.popleft() if self._waiting else None
-        if len(self._unsettled) >= self._request.window:
-            # The adapter may not have seen the end of its connection yet: it waits for room.
-            self._forget_lost()
         while self._waiting and len(self._unsettled) < self._request.window:
             message = self._waiting.popleft()
-            # Also for one that is lost: the adapter waits for room before it reads that its link
-            # has ended.
-            self._has_room.set()
             if message.lost:
                 continue  # it is delivered again, on the new connection
             self._count += 1
@@ -395,10 +389,6 @@ class ClientSubscription:
             message._on_done = self._done
             return message
         return None
-
-    def _forget_lost(self) -> None:
-        for message in [each for each in self._unsettled if each.lost]:
-            del self._unsettled[message]
 
     def _done(self, message: Message) -> None:
         self._last_done = max(self._last_done, self._unsettled.pop(message, 0))
@@ -413,16 +403,25 @@ class ClientSubscription:
             message._settle_soon()
         self._waiting.append(message)
         if len(self._waiting) >= self._request.window:
-            self._has_room.clear()
+            self._room.clear()
         self._changed.set()
+
+    @property
+    def has_room(self) -> bool:
+        """For the protocol's adapter: whether fewer messages than the window wait."""
+        return self._room.is_set()
 
     async def room(self) -> None:
         """Called by the protocol's adapter: wait until fewer messages than the window wait."""
-        await self._has_room.wait()
+        await self._room.wait()
 
     def reset(self) -> None:
         """Called by the protocol's adapter when a connection has ended."""
-        self._forget_lost()
+        for message in [each for each in self._unsettled if each.lost]:
+            del self._unsettled[message]
+        self._waiting = deque(each for each in self._waiting if not each.lost)
+        if len(self._waiting) < self._request.window:
+            self._room.set()
         self._changed.set()
 
     def fail(self, error: CrosswireError) -> None:

@@ -166,6 +166,7 @@ class Cursor:
             for identifier in settled:
                 if opened.pop(identifier, None) is None and identifier > self.upto:
                     self.later.add(identifier)
+                    self.refused_later.pop(identifier, None)
 
     def settle(self, *identifiers: int) -> None:
         """These are settled; saved with the next `write`."""

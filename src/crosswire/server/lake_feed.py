@@ -194,7 +194,8 @@ class LakeFeed:
             last_row, newest = old.last_row, old.newest
         gaps: list[LakeGap] = []
         first_gap, last_seq = ends["gaps"] + 1, ends["messages"]
-        if "messages" in self._tables:
+        # Without a row of the ledger nothing was accepted: ids are only reserved then.
+        if "messages" in self._tables and last_row:
             last_id = await self._last_id(0 if old is None else old.newest)
             if last_id < newest:
                 reason = "the messages did not go to the lake"

@@ -108,6 +108,10 @@ class FeedOwner(Protocol):
     def take(self, message: Message) -> None:
         """A message has arrived."""
 
+    @property
+    def has_room(self) -> bool:
+        """Whether fewer messages than the window wait for the program."""
+
     async def room(self) -> None:
         """Wait until fewer messages than the window wait for the program; for protocols whose
         hub doesn't know the window."""

@@ -354,7 +354,10 @@ class _RelinkFeed(_KeptLink):
             handle = _RelinkHandle(client, received)
             self._owner.take(_message(self._destination, received, handle))
             # The hub sends as much as its own window allows: what is too much waits in the link.
-            await self._owner.room()
+            if not self._owner.has_room:
+                await client.unless_ended(self._owner.room())
+            if client.link.ended:
+                return
 
 
 class _ServiceFeed(_KeptLink):

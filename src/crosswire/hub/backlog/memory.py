@@ -263,11 +263,12 @@ class BacklogMemory:
                 raise
 
     def read_upto(self, identifier: int) -> None:
-        """Read at least up to this id, beyond the limits of the window if need be."""
-        while self.loaded < self.visible and self.loaded < identifier:
+        """Read up to this id, beyond the limits of the window if need be."""
+        upto = min(self.visible, identifier)
+        while self.loaded < upto:
             before = self.loaded
             self._core.store.read(
-                self.numbers, after=before, upto=self.visible, count=PAGE, done=self._add_page
+                self.numbers, after=before, upto=upto, count=PAGE, done=self._add_page
             )
             if self.loaded == before:
                 break

@@ -6,21 +6,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 from crosswire.hub.ledger import Step, parse_block
 from crosswire.plurals import plural
 from crosswire.server.server import Server
 from crosswire.testing.simulation.clients import decode_message
-from crosswire.testing.simulation.hub import HubGroup
 from crosswire.testing.simulation.lake_audit import LakeContent, LedgerEntry, read_lake
-from crosswire.testing.simulation.observations import DeliveryKey, Observations
-from crosswire.testing.simulation.world import World
+from crosswire.testing.simulation.observations import DeliveryKey, Observations, ViolationSink
 
 __all__ = ["Audit"]
 
 _ALL_ROWS = 1 << 30
 _JOBS = "queue/echo"
+_PASSING = "topic/n0"
+"""A topic whose messages are not durable."""
 _ENDS = (Step.SETTLED, Step.DEAD, Step.EXPIRED, Step.DROPPED)
+
+
+class Serving(Protocol):
+    """A hub that may be up."""
+
+    @property
+    def serving(self) -> Server | None:
+        """Its server in this process; None if there is none now."""
 
 
 class Audit:
@@ -28,8 +37,8 @@ class Audit:
 
     def __init__(
         self,
-        world: World,
-        hub: HubGroup,
+        world: ViolationSink,
+        hub: Serving,
         seen: Observations,
         *,
         max_attempts: int,
@@ -74,6 +83,8 @@ class Audit:
         waiting = self._waiting()
         if waiting:
             self._world.violate(f"after the last restart queues are not empty: {waiting}")
+        if self._hub.serving is not None:
+            self._check_damage()
         for each in sorted(self._dead_then - self._dead()):
             self._world.violate(f"after the last restart the dead letter {each.message} is gone")
 
@@ -119,6 +130,13 @@ class Audit:
             self._world.violate(f"the hub had left over: {dict(healed)}")
         if failed:
             self._world.violate(f"callbacks of the hub raised: {dict(failed)}")
+        self._check_damage()
+
+    def _check_damage(self) -> None:
+        """A store reports no damage that was not done to it."""
+        damage = self._server().hub.store.damage
+        if damage and not self._seen.damages:
+            self._world.violate(f"the store reports damage: {damage[0].reason}")
 
     def _check_attempts(self) -> None:
         for group in self._queues():
@@ -152,6 +170,19 @@ class Audit:
         for identifier, key in self._seen.ids.items():
             if key.destination.startswith("queue/") and not accepted[identifier]:
                 self._world.violate(f"the ledger has not accepted {key}")
+                return
+        # Not all protocols tell a producer the ids of its messages.
+        acknowledged = Counter(
+            key.destination
+            for key, life in self._seen.lives.items()
+            if life.acknowledged_at is not None and key.destination.startswith("queue/")
+        )
+        for destination, count in acknowledged.items():
+            if by_destination[destination] < count:
+                self._world.violate(
+                    f"{destination} has accepted {by_destination[destination]} messages, and"
+                    f" acknowledged {count}"
+                )
                 return
         # Damage that was found just before a crash is known at the next start, and then is not
         # noted in the ledger again.
@@ -207,7 +238,11 @@ class Audit:
             self._world.violate(f"the lake has neither row {min(missing)} of the ledger nor a gap")
         for key, life in self._seen.lives.items():
             count = content.messages[key]
-            is_due = life.acknowledged_at is not None and key not in self._seen.lost
+            is_due = (
+                life.acknowledged_at is not None
+                and key not in self._seen.lost
+                and key.destination != _PASSING
+            )
             if count > 1 or (is_due and not count):
                 self._world.violate(f"the lake has {key} {count} times")
                 return

@@ -39,6 +39,8 @@ class SimulatedDisk(MemoryDisk):
         self.sync_s = (0.0005, 0.003)
         """The least and the greatest time of a sync."""
         self.durable = DurableMessages()
+        self.changes = 0
+        """How many times what it has was changed."""
 
     def write(self, operations: list[Operation]) -> None:
         """Apply a group, unsynced. Raises StoreError."""
@@ -47,6 +49,7 @@ class SimulatedDisk(MemoryDisk):
         if self.failing_writes:
             self.failing_writes -= 1
             raise StoreFailed("the simulated disk failed to write")
+        self.changes += 1
         super().write(operations)
 
     def sync(self) -> None:
@@ -77,6 +80,7 @@ class SimulatedDisk(MemoryDisk):
 
     def replace(self, rows: dict[bytes, bytes]) -> None:
         """Have these rows instead of all others, synced."""
+        self.changes += 1
         self.unsynced.clear()
         self.unreadable.clear()
         self.damages = DamageList()
@@ -85,6 +89,7 @@ class SimulatedDisk(MemoryDisk):
 
     def cut_power(self) -> None:
         """Keep what was synced, and by chance some of what was written after it, in order."""
+        self.changes += 1
         kept = self.unsynced[: self._random.randint(0, len(self.unsynced))]
         for each in kept:
             self.apply_synced(each)

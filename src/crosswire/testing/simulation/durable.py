@@ -40,7 +40,7 @@ class DurableMessages:
     def __init__(self) -> None:
         self._keys: set[MessageKey] = set()
 
-    def __contains__(self, key: MessageKey) -> bool:
+    def __contains__(self, key: object) -> bool:
         return key in self._keys
 
     def note(self, data: bytes) -> None:

@@ -13,7 +13,10 @@ from typing import Final
 import msgspec
 
 from crosswire.commitlog.model import ModelFault
+from crosswire.hub.policies import Retry
+from crosswire.testing.simulation.disturbances import held
 from crosswire.testing.simulation.hub import HubGroup, HubMachine
+from crosswire.testing.simulation.network import SlowReads
 from crosswire.testing.simulation.observations import Observations
 from crosswire.testing.simulation.programs import ProgramHost
 from crosswire.testing.simulation.replicas import LOG_HOST, ReplicatedHub, SimulatedServers
@@ -23,8 +26,11 @@ _ALL: Final = 1 << 30
 _LEADERS_PART: Final = 7
 """Of ten faults of replicas, how many are the leader's."""
 _WINDOWS: Final = (1, 6, 40, 1024)
+_WINDOW_BYTES: Final = (1000, 20_000, 1 << 24)
+_DELAYS_S: Final = (0.05, 0.1, 0.2)
 _LONG: Final = frozenset({"log cut off", "log outage", "log errors", "stale log", "unsafe log"})
 """These end a term only if they last longer than a takeover takes."""
+_LATE: Final = 0.15
 _PAIRED: Final = frozenset({"write error", "sync error", "disk full", "slow disk"})
 """A hub whose disk fails often ends while it does."""
 
@@ -109,15 +115,21 @@ class Injector:
         """The machine loses power."""
         machine = self._machine(fault)
         if machine.has_power:
-            self._crashed()
-            machine.cut_power()
+            self._lost_power(machine)
             self._later(fault, lambda: self._power_on(machine))
+
+    def _lost_power(self, machine: HubMachine) -> None:
+        self._crashed()
+        # Clients notice when they send, or by probes.
+        self._observations.disturbed("network")
+        machine.cut_power()
 
     def _crashed(self) -> None:
         self._observations.disturbed("hub")
         self._observations.disturbed("crash")
 
     def _power_on(self, machine: HubMachine) -> None:
+        self._observations.disturbed("network")
         machine.restore_power()
         self._start(machine)
 
@@ -143,10 +155,15 @@ class Injector:
 
     def reconfigure(self, fault: Fault) -> None:
         """A restart, or a reload, with a configuration of yesterday or tomorrow."""
-        windows = _WINDOWS[int(fault.strength * 100) % len(_WINDOWS)]
+        chance = int(fault.strength * 1000)
+        changes = {
+            "window_messages": _WINDOWS[chance % len(_WINDOWS)],
+            "window_bytes": _WINDOW_BYTES[chance % len(_WINDOW_BYTES)],
+            "retry": Retry(first_delay_s=_DELAYS_S[chance % len(_DELAYS_S)]),
+        }
         for machine in self._hub.machines:
             machine.queues = {
-                name: msgspec.structs.replace(policy, window_messages=windows)
+                name: msgspec.structs.replace(policy, **changes)
                 for name, policy in machine.queues.items()
             }
         machine, server = self._machine(fault), self._hub.serving
@@ -164,8 +181,8 @@ class Injector:
         # Of replicas always the same one: where all are damaged, nobody can lead.
         machine = self._hub.machines[-1]
         if machine.has_power:
-            self._crashed()
-            machine.cut_power()
+            self._lost_power(machine)
+            self._observations.damages += 1
             damaged = machine.disk.damage(int(fault.strength * 4), strength=fault.strength)
             if len(self._hub.machines) == 1:
                 self._observations.damaged(damaged)
@@ -175,9 +192,13 @@ class Injector:
         """SIGSTOP: the process does not run for a while, and time goes on."""
         process = self._machine(fault).process
         if process is not None and process.is_running:
-            self._observations.disturbed("hub")
+            self._stood_still()
             process.paused_until = self._world.now + fault.lasts_s
-            self._later(fault, lambda: self._observations.disturbed("hub"))
+            self._later(fault, self._stood_still)
+
+    def _stood_still(self) -> None:
+        self._observations.disturbed("hub")
+        self._observations.disturbed("still")
 
     def clock_jump(self, fault: Fault) -> None:
         """The wall clock is set, forward or back, and later set right."""
@@ -193,25 +214,36 @@ class Injector:
     # Programs.
 
     def end_program(self, fault: Fault) -> None:
-        """A program is killed, or its machine loses power; it is started again."""
-        program = self._program(fault)
-        if program is None or not program.is_up:
-            return
-        self._observations.disturbed(program.name)
-        if fault.strength < 0.5:
+        """A program is killed, and started again."""
+        program = self._ending_program(fault)
+        if program is not None:
             program.kill()
             self._later(fault, program.start)
-        else:
-            # Its connections are half open: the hub finds out when it sends, or by probes.
+
+    def _ending_program(self, fault: Fault) -> ProgramHost | None:
+        program = self._program(fault)
+        if program is None or not program.is_up:
+            return None
+        self._observations.disturbed(program.name)
+        if program.is_held:
+            self._observations.disturbed(held(program.name))
+        return program
+
+    def half_open(self, fault: Fault) -> None:
+        """A program's machine loses power. Its connections are half open: the hub finds out when it
+        sends, or by probes."""
+        program = self._ending_program(fault)
+        if program is None:
+            return
+        self._observations.disturbed("network")
+        program.cut_power()
+
+        def power_on() -> None:
             self._observations.disturbed("network")
-            program.cut_power()
+            self._observations.disturbed(program.name)
+            program.restore_power()
 
-            def power_on() -> None:
-                self._observations.disturbed("network")
-                self._observations.disturbed(program.name)
-                program.restore_power()
-
-            self._later(fault, power_on)
+        self._later(fault, power_on)
 
     def pause_program(self, fault: Fault) -> None:
         """A program does not run for a while: it reads nothing, and settles nothing."""
@@ -220,6 +252,21 @@ class Injector:
             self._observations.disturbed("network")
             program.pause(fault.lasts_s)
             self._later(fault, lambda: self._observations.disturbed("network"))
+
+    def slow_reader(self, fault: Fault) -> None:
+        """A program's machine reads a few bytes at a time, and what is sent to it piles up."""
+        program = self._program(fault)
+        if program is None:
+            return
+        slow = self._world.network.slow_readers
+        self._observations.disturbed("network")
+        slow[program.host] = SlowReads(1 + int(400 * fault.strength), 0.02)
+
+        def recovered() -> None:
+            self._observations.disturbed("network")
+            slow.pop(program.host, None)
+
+        self._later(fault, recovered)
 
     def _program(self, fault: Fault) -> ProgramHost | None:
         names = list(self._programs)
@@ -279,9 +326,11 @@ class Injector:
     # The network.
 
     def cut(self, fault: Fault) -> None:
-        """Some connections are reset."""
+        """Some connections are reset, or all of them."""
         host = self._machine(fault).host
-        self._world.network.cut_connections(host, at_most=1 + int(fault.strength * 5))
+        self._observations.disturbed("cut")
+        at_most = 1 + int(fault.strength * 12) if fault.strength < 0.5 else _ALL
+        self._world.network.cut_connections(host, at_most=at_most)
 
     def partition(self, fault: Fault) -> None:
         """One program's machine can't reach the hub."""
@@ -399,6 +448,8 @@ KINDS: Final[dict[str, Callable[[Injector, Fault], None]]] = {
     "partition": Injector.partition,
     "slow network": Injector.slow_network,
     "end of a program": Injector.end_program,
+    "half-open": Injector.half_open,
+    "slow reader": Injector.slow_reader,
     "pause of a program": Injector.pause_program,
     "hand-over": Injector.hand_over,
     "log cut off": Injector.log_cut,
@@ -440,7 +491,9 @@ def draw_plan(
 
 
 def _draw(random: Random, kind: str, duration_s: float) -> Fault:
-    # More of them early, while producers send.
+    # More of them early, while producers send; some when only slow consumers are at work.
     at = random.triangular(0.5, duration_s, 0.5)
+    if random.random() < _LATE:
+        at += duration_s / 2
     average_s = 4.0 if kind in _LONG else 1.0
     return Fault(kind, at, min(random.expovariate(1.0 / average_s), 10.0), random.random())

@@ -10,7 +10,7 @@ from crosswire.commitlog.local import LocalLog, Sync
 from crosswire.config import Config, LakeSettings, ReplicationSettings
 from crosswire.errors import LogError, StoreError
 from crosswire.gateways.context import Clock
-from crosswire.hub.policies import QueuePolicy
+from crosswire.hub.policies import QueuePolicy, TopicPolicy
 from crosswire.listeners import PLAIN_LISTENERS
 from crosswire.server.server import Server
 from crosswire.server.watchdog import Watchdog
@@ -51,6 +51,7 @@ class HubMachine:
         self.has_power = True
         self.queues: dict[str, QueuePolicy] = {}
         """Policies of queues, by name."""
+        self.topics: dict[str, TopicPolicy] = {}
         self.folder: Path | None = None
         """Where its lake is, on a real file system; without it, there is none."""
         self.ports = {
@@ -81,6 +82,7 @@ class HubMachine:
             insecure=True,
             drain_s=1.0,
             queues=self.queues,
+            topics=self.topics,
             store=StoreLimits(patience_s=0, spare_bytes=1),
             lake=LakeSettings(messages=False, ledger=False)
             if self.folder is None

@@ -15,9 +15,9 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from random import Random
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
-__all__ = ["Network", "NetworkHost", "VirtualTransport"]
+__all__ = ["Network", "NetworkHost", "SlowReads", "VirtualTransport"]
 
 _SOCKET_BYTES: Final = 64 * 1024
 """What the kernels of both sides hold in one direction."""
@@ -52,6 +52,13 @@ class Timeline(Protocol):
 
     def at(self, when: float, action: Callable[[], None]) -> None:
         """Call it at a virtual time."""
+
+
+class SlowReads(NamedTuple):
+    """A reader that takes so many bytes at most, and as long for each piece."""
+
+    most_bytes: int
+    pause_s: float
 
 
 class VirtualServer:
@@ -103,6 +110,8 @@ class Network:
         """Called with the names of two processes when a connection between them ends."""
         self.delay_s = (0.00005, 0.0005)
         """The least and the greatest delay of a segment."""
+        self.slow_readers: dict[str, SlowReads] = {}
+        """Hosts whose programs read slowly."""
         self.most_bytes = _READ_BYTES
         """The largest piece that one read returns: small ones find who expects whole frames."""
 
@@ -230,9 +239,12 @@ class Network:
         """The delay of a segment."""
         return self._world.random.uniform(*self.delay_s)
 
-    def sample_bytes(self, available: int) -> int:
+    def sample_bytes(self, host: str, available: int) -> int:
         """How much one read returns."""
         most = min(available, self.most_bytes)
+        slow = self.slow_readers.get(host)
+        if slow is not None:
+            most = min(most, slow.most_bytes)
         if most > 1 and self._world.random.random() < 0.1:
             return self._world.random.randint(1, most)
         return most
@@ -311,6 +323,7 @@ class VirtualTransport(asyncio.Transport):
         self._is_write_paused = False
         self._is_reading_planned = False
         self._is_gone = False
+        self._is_made = False
         self._stuck_since: float | None = None
         self._received_at = network.now
         self._high_bytes, self._low_bytes = _HIGH_BYTES, _LOW_BYTES
@@ -326,6 +339,7 @@ class VirtualTransport(asyncio.Transport):
 
         def made() -> None:
             if self.is_open:
+                self._is_made = True
                 protocol.connection_made(self)
                 self._plan_read()
 
@@ -512,7 +526,11 @@ class VirtualTransport(asyncio.Transport):
             and self.process.is_running
         ):
             self._is_reading_planned = True
-            self.process.loop.call_soon(self._read)
+            slow = self._network.slow_readers.get(self.here[0])
+            if slow is None:
+                self.process.loop.call_soon(self._read)
+            else:
+                self.process.loop.call_later(slow.pause_s, self._read)
 
     def _read(self) -> None:
         self._is_reading_planned = False
@@ -521,7 +539,7 @@ class VirtualTransport(asyncio.Transport):
         protocol = self._protocol
         assert protocol is not None
         if self._unread:
-            size = self._network.sample_bytes(len(self._unread))
+            size = self._network.sample_bytes(self.here[0], len(self._unread))
             data = bytes(self._unread[:size])
             del self._unread[:size]
             if not self._is_closing:
@@ -571,5 +589,6 @@ class VirtualTransport(asyncio.Transport):
             self.process.loop.call_soon(self._lose, error)
 
     def _lose(self, error: Exception | None) -> None:
-        if self._protocol is not None:
+        # One that was reset before the process had accepted it is never shown to it.
+        if self._protocol is not None and self._is_made:
             self._protocol.connection_lost(error)

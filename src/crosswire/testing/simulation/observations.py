@@ -7,23 +7,21 @@ everything must have been delivered.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from crosswire.errors import CrosswireError, HubError
-from crosswire.testing.simulation.durable import DurableMessages, MessageKey, find_messages
+from crosswire.testing.simulation.disturbances import Disturbances, held
+from crosswire.testing.simulation.durable import MessageKey, find_messages
 
-__all__ = ["DeliveryKey", "Observations"]
+__all__ = ["DeliveryKey", "Observations", "ViolationSink"]
 
-_SETTLE_S: Final = 2.0
-"""A settlement is durable after this time at the latest, if nothing fails meanwhile."""
 _LONGEST_FAULT_S: Final = 12.0
-_UNNOTICED_S: Final = 90.0
-"""How long the end of a connection may be unnoticed when the network loses packets."""
+_STARTED_S: Final = 6.0
+"""When hubs, and leaders of replicas, are up at the latest, if nothing hinders them."""
 
 
 EXPECTED_ERRORS: Final = frozenset(
@@ -69,10 +67,22 @@ class _Reception(msgspec.Struct):
     held_since: float = 0.0
 
 
+class _Stream:
+    """What a consumer has got on one connection."""
+
+    def __init__(self, connection: object, began: float) -> None:
+        self.connection = connection
+        self.began = began
+        self.numbers: dict[str, int] = {}
+        """The last message of each producer."""
+
+
 class ViolationSink(Protocol):
     """Where violations are reported: the world."""
 
-    now: float
+    @property
+    def now(self) -> float:
+        """Seconds since the beginning."""
 
     def violate(self, text: str, cause: BaseException | None = None) -> None:
         """Something is wrong that never may be."""
@@ -82,7 +92,12 @@ class Observations:
     """Reports of clients, and what follows from them."""
 
     def __init__(
-        self, world: ViolationSink, durable: DurableMessages, *, max_attempts: int
+        self,
+        world: ViolationSink,
+        durable: Container[MessageKey],
+        *,
+        max_attempts: int,
+        patience: float = 1.0,
     ) -> None:
         self._world = world
         self._durable = durable
@@ -90,14 +105,18 @@ class Observations:
         self.lives: dict[MessageKey, _Life] = {}
         self.receptions: dict[DeliveryKey, _Reception] = {}
         self.ids: dict[int, MessageKey] = {}
-        self._disturbances: dict[str, list[float]] = defaultdict(list)
-        self._last_number: dict[tuple[str, str, str], tuple[int, float]] = {}
+        self._disturbances = Disturbances(patience)
+        self._settle_s = self._disturbances.settle_s
+        self._streams: dict[str, _Stream] = {}
+        """What consumers got on the connections that they have now."""
         self.errors: dict[str, int] = defaultdict(int)
         self.subscriptions: dict[str, float] = {}
         """Queues and named subscriptions that are consumed, and since when."""
         self.lost: set[MessageKey] = set()
         """What was damaged on the only disk that had it."""
         self.damaged_records = 0
+        self.damages = 0
+        """How many times something was done to a disk at rest."""
         self._suspicions: list[tuple[str, str, float]] = []
         self._consumers: dict[str, set[str]] = defaultdict(set)
 
@@ -127,8 +146,10 @@ class Observations:
     def _receptions_of(self, key: MessageKey) -> Iterable[_Reception]:
         return (each for delivery, each in self.receptions.items() if delivery.message == key)
 
-    def failed(self, who: str, error: CrosswireError) -> None:
-        """A client got this error."""
+    def failed(
+        self, who: str, error: CrosswireError, *others: str, since: float | None = None
+    ) -> None:
+        """A client got this error, to a request of that time; faults of `others` may explain it."""
         name = type(error).__name__
         self.errors[name] += 1
         # Relink does not carry why an endpoint is refused: a hub that stops refuses all of them.
@@ -137,6 +158,10 @@ class Observations:
         )
         if name not in EXPECTED_ERRORS and not is_temporary:
             self._world.violate(f"{who} got {name}, which no fault explains: {error}", error)
+        now = self._world.now
+        is_early = now < _STARTED_S and name != "RequestTimeout"
+        if not is_early and not self._disturbances.explain(since or now, now, *others):
+            self._world.violate(f"{who} got {name}, though nothing was wrong: {error}", error)
 
     def subscribed(self, group: str, consumer: str) -> None:
         """The hub has confirmed a subscription: from now on all that it matches is delivered."""
@@ -146,12 +171,11 @@ class Observations:
     @property
     def has_crashed(self) -> bool:
         """Whether the hub was killed, or lost power."""
-        return bool(self._disturbances["crash"])
+        return self._disturbances.happened(("crash",), 0.0, self._world.now)
 
     def disturbed(self, who: str) -> None:
-        """A client lost its connection, the `hub` its memory or its disk, by a `crash` or not, or
-        the `network` packets."""
-        self._disturbances[who].append(self._world.now)
+        """Something was done to it: see `disturbances`."""
+        self._disturbances.note(who, self._world.now)
 
     def damaged(self, records: Iterable[bytes]) -> None:
         """A hub alone can't keep what its disk has lost: these messages, and no others."""
@@ -160,17 +184,25 @@ class Observations:
             self.lost.update(find_messages(record))
 
     def delivered(
-        self, group: str, key: MessageKey, consumer: str, attempt: int | None = None
+        self,
+        group: str,
+        key: MessageKey,
+        consumer: str,
+        attempt: int | None = None,
+        *,
+        connection: object = None,
     ) -> None:
-        """A consumer has got it."""
+        """A consumer has got it, on this connection."""
         world, life = self._world, self.lives.get(key)
         if life is None:
             world.violate(f"{consumer} got {key}, which nobody sent")
             return
         # A disk that fails to sync may keep what it was given, and a hub that crashes then had no
         # time to delete it: nobody can promise that such a message is gone.
-        if life.refused_at is not None and not self._was_disturbed(
-            ("crash",), life.refused_at - _SETTLE_S, life.refused_at + _LONGEST_FAULT_S
+        if life.refused_at is not None and not self._disturbances.happened(
+            ("crash",),
+            life.refused_at - self._settle_s,
+            life.refused_at + _LONGEST_FAULT_S,
         ):
             world.violate(f"{consumer} got {key}, which the hub had refused")
         if group.startswith("queue/") and key not in self._durable:
@@ -180,8 +212,10 @@ class Observations:
         if attempt is not None:
             self._check_attempt(key, consumer, reception, attempt)
         settled_at = reception.settled_at
-        if settled_at is not None and not self._was_disturbed(
-            (reception.settled_by, "hub"), settled_at - _SETTLE_S, settled_at + _SETTLE_S
+        if settled_at is not None and not self._disturbances.happened(
+            (reception.settled_by, "hub"),
+            settled_at - self._settle_s,
+            settled_at + self._settle_s,
         ):
             world.violate(
                 f"{consumer} got {key} again, which {reception.settled_by} settled at"
@@ -190,7 +224,7 @@ class Observations:
         if reception.holder and settled_at is None:
             self._check_holder(group, key, consumer, reception)
         reception.holder, reception.held_since = consumer, world.now
-        self._check_order(group, key, consumer, reception)
+        self._check_order(group, key, consumer, reception, connection)
 
     def _check_attempt(
         self, key: MessageKey, consumer: str, reception: _Reception, attempt: int
@@ -199,7 +233,7 @@ class Observations:
         if attempt > self._max_attempts:
             self._world.violate(f"{consumer} got {key} for the {attempt}th time")
         certain = sum(
-            not self._was_disturbed((who, "hub"), at - _SETTLE_S, at + _SETTLE_S)
+            not self._disturbances.happened((who, "hub"), at - self._settle_s, at + self._settle_s)
             for who, at in reception.refusals
         )
         if attempt <= certain:
@@ -212,40 +246,52 @@ class Observations:
         if unsettled > window:
             self._world.violate(f"{consumer} has {unsettled} messages and a window of {window}")
 
-    def check_call(self, caller: str, service: str, started: float, error: CrosswireError) -> None:
-        """A call failed: the caller of a provider that is gone gets that answer, not silence."""
-        if type(error).__name__ == "RequestTimeout" and not self._was_disturbed(
-            (caller, "hub", "network"), started - _UNNOTICED_S, self._world.now
-        ):
-            self._world.violate(f"{caller} got no answer of {service}, though nothing hindered it")
-
     def _check_holder(
         self, group: str, key: MessageKey, consumer: str, reception: _Reception
     ) -> None:
         """Somebody else has it, and has neither settled nor refused it: he must be gone."""
         # He may learn later than the hub that he is: the hub's end of his connection ends first.
-        if not self._was_disturbed(
-            (reception.holder, "hub"), reception.held_since - _SETTLE_S, self._world.now
+        if not self._disturbances.happened(
+            (reception.holder, "hub"),
+            reception.held_since - self._settle_s,
+            self._world.now,
         ):
             text = f"{consumer} got {key} of {group}, which {reception.holder} had"
             self._suspicions.append((text, reception.holder, reception.held_since))
 
     def _check_order(
-        self, group: str, key: MessageKey, consumer: str, reception: _Reception
+        self,
+        group: str,
+        key: MessageKey,
+        consumer: str,
+        reception: _Reception,
+        connection: object,
     ) -> None:
-        """Messages of one producer are delivered to a single consumer in order.
-
-        Not those that it has refused. And what was returned when a connection ended begins anew
-        with the oldest, on the next connection.
-        """
-        if len(self._consumers[group]) > 1 or reception.refusals:
+        """Messages of one producer are delivered to a single consumer in order, on each of its
+        connections; not those that it has refused."""
+        if len(self._consumers[group]) > 1:
             return
-        now = self._world.now
-        way = (group, key.producer, consumer)
-        number, at = self._last_number.get(way, (0, now))
-        if key.number < number and not self._was_disturbed((consumer, "hub"), at - _SETTLE_S, now):
+        stream = self._streams.get(consumer)
+        if stream is None or stream.connection is not connection:
+            stream = self._streams[consumer] = _Stream(connection, self._world.now)
+        if reception.refusals:
+            return
+        number = stream.numbers.get(key.producer, 0)
+        if key.number < number and not self._may_be_late(key, consumer, stream.began):
             self._world.violate(f"{consumer} got {key} after #{number}")
-        self._last_number[way] = (key.number, now)
+        stream.numbers[key.producer] = key.number
+
+    def _may_be_late(self, key: MessageKey, consumer: str, began: float) -> bool:
+        """Whether the hub may have had another connection of this consumer, which had the message,
+        beside the one that began then."""
+        now, disturbances = self._world.now, self._disturbances
+        if disturbances.happened(("network",), began - disturbances.unnoticed_s, now):
+            return True
+        if disturbances.happened((held(consumer),), began - disturbances.held_s, now):
+            return True
+        # A hub that stood still sees the new connection before the end of the old one.
+        was_before = self.lives[key].attempted_at < began
+        return was_before and disturbances.happened(("still",), began - disturbances.hub_s, now)
 
     def settled(self, group: str, key: MessageKey, consumer: str) -> None:
         """A consumer has settled it."""
@@ -258,14 +304,6 @@ class Observations:
         reception = self.receptions[DeliveryKey(group, key)]
         reception.refusals.append((consumer, self._world.now))
         reception.holder = ""
-
-    def _was_disturbed(self, who: Iterable[str], first: float, last: float) -> bool:
-        for each in who:
-            times = self._disturbances[each]
-            index = bisect_left(times, first)
-            if index < len(times) and times[index] <= last:
-                return True
-        return False
 
     # At the end.
 
@@ -288,6 +326,8 @@ class Observations:
     def check_suspicions(self) -> None:
         """Who was thought to be gone must have noticed it by now."""
         for text, holder, since in self._suspicions:
-            if not self._was_disturbed((holder, "hub"), since - _SETTLE_S, self._world.now):
+            if not self._disturbances.happened(
+                (holder, "hub"), since - self._settle_s, self._world.now
+            ):
                 self._world.violate(text)
         self._suspicions.clear()

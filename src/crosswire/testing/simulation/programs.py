@@ -19,9 +19,13 @@ class ProgramHost:
         name: str,
         host: str,
         run: Callable[[SimulatedProcess], Coroutine[Any, Any, None]],
+        *,
+        is_held: bool,
     ) -> None:
         self.name = name
         self.host = host
+        self.is_held = is_held
+        """Whether the hub keeps what it had for a while when it ends: its protocol has links."""
         self._world = world
         self._run = run
         self._process: SimulatedProcess | None = None

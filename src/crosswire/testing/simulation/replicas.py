@@ -283,6 +283,11 @@ class ReplicatedHub:
             if not each.is_up:
                 each.start()
 
+    @property
+    def leaders(self) -> int:
+        """How many replicas think that they lead: one may not know yet that it was replaced."""
+        return sum(each.serving is not None for each in self.replicas)
+
     def is_steady(self) -> bool:
         """Whether one replica leads, and the log has confirmed something a moment ago."""
         leading = [each for each in self.replicas if each.serving is not None]
@@ -336,6 +341,8 @@ class _Prefix:
     """What one replica's disk must have."""
 
     def __init__(self) -> None:
+        self._checked = 0
+        """The last change of the disk that was compared."""
         self._begin()
 
     def _begin(self) -> None:
@@ -346,8 +353,9 @@ class _Prefix:
     def check(self, world: World, log: SimulatedServers, replica: ReplicaMachine) -> None:
         """Compare it with the log."""
         rows = replica.disk.rows
-        if LOG_POSITION not in rows:
+        if LOG_POSITION not in rows or replica.disk.changes == self._checked:
             return
+        self._checked = replica.disk.changes
         number = int.from_bytes(rows[LOG_POSITION][16:24])
         if number > len(log.archive):
             world.violate(f"{replica.host} has applied record {number}, which is not durable")

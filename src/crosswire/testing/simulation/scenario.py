@@ -14,13 +14,15 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from crosswire.hub.policies import QueuePolicy
+from crosswire.hub.policies import QueuePolicy, Retry, TopicPolicy
 from crosswire.testing.simulation.audit import Audit
 from crosswire.testing.simulation.clients import (
     AVERAGE_BATCH,
     PROTOCOLS,
+    PROVIDER,
     SimulatedCaller,
     SimulatedConsumer,
+    SimulatedLinkProducer,
     SimulatedProducer,
     SimulatedProvider,
     SimulatedTicker,
@@ -33,6 +35,7 @@ from crosswire.testing.simulation.faults import (
     draw_plan,
 )
 from crosswire.testing.simulation.hub import HubGroup, LocalHub
+from crosswire.testing.simulation.memory_audit import MemoryAudit
 from crosswire.testing.simulation.observations import Observations
 from crosswire.testing.simulation.operators import (
     STAGED,
@@ -50,9 +53,12 @@ _HOSTS: Final = ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
 _REPLICATED_EVERY: Final = 3
 _LAKES: Final = 0.2
 """How many of the seeds have a lake."""
-_WORK_S: Final = (0.01, 0.01, 0.1)
+_WORK_S: Final = (0.01, 0.02, 0.2)
 """What consumers need for some messages: those that need long have several when they leave."""
 _WATCH_S: Final = 0.25
+_MEMORY_S: Final = 0.5
+_FORGOTTEN_S: Final = 75.0
+"""How long a hub keeps anything for a program that is gone: links of Relink for 60 s."""
 _RESTARTED_S: Final = 30.0
 _FAULTS_S: Final = 15.0
 _SETTLED_S: Final = 5.0
@@ -133,7 +139,10 @@ class _Scenario:
                 machine.folder = self.folder
         lake = None if self.folder is None else self.folder / "lake"
         self.audit = Audit(world, self.hub, self.seen, max_attempts=_MAX_ATTEMPTS, lake=lake)
+        self.memory = MemoryAudit(world)
         self.hosts: dict[str, ProgramHost] = {}
+        """Programs that may end and be started again: those that have nothing to remember."""
+        self._programs: list[ProgramHost] = []
         self.finite: list[FiniteProgram] = []
         """Programs that end."""
         self.operators: list[SimulatedStager | SimulatedScheduler] = []
@@ -160,32 +169,51 @@ class _Scenario:
         choices = self.choices
         policies = {}
         for index in range(3):
-            # A short window in memory: most of a queue is on disk, and read from there.
-            policies[f"q{index}"] = QueuePolicy(window_messages=choices.choice((1024, 1024, 6)))
+            # A short window in memory: most of a queue is on disk, and read from there. Long
+            # delays: what was refused waits when the hub ends. Not both: what waits is in memory.
+            window_bytes, first_delay_s = choices.choice(
+                ((1 << 24, 0.1), (1 << 24, 2.0), (2000, 0.1))
+            )
+            policies[f"q{index}"] = QueuePolicy(
+                window_messages=choices.choice((1024, 1024, 6)),
+                window_bytes=window_bytes,
+                retry=Retry(first_delay_s=first_delay_s),
+            )
         for machine in self.hub.machines:
             machine.queues = policies
+            machine.topics = {"n0": TopicPolicy(durable=False)}
         self.hub.start()
         queues = [f"queue/q{index}" for index in range(choices.randint(1, 3))]
-        topics = [f"topic/t{index}" for index in range(choices.randint(0, 1))]
+        topics = [f"topic/t{index}" for index in range(choices.choice((0, 1, 1)))]
         for index, queue in enumerate(queues):
             refusing = choices.choice((0.0, 0.0, 0.1, 0.5))
             for other in range(choices.randint(1, 2)):
                 window = choices.choice((1, 4, 32))
                 name, host = f"consumer-{index}-{other}", f"10.0.2.{index}{other}"
                 work_s = choices.choice(_WORK_S)
-                self._start(SimulatedConsumer, name, host, queue, "", window, refusing, work_s)
+                at_once = choices.choice((1, 1, 1, window))
+                self._start(
+                    SimulatedConsumer, name, host, queue, "", window, refusing, work_s, at_once
+                )
         for index, topic in enumerate(topics):
             name, host = f"subscriber-{index}", f"10.0.3.{index}"
             self._start(SimulatedConsumer, name, host, topic, "s", 8, 0.0, choices.choice(_WORK_S))
+            if choices.random() < 0.5:
+                # When others have published already.
+                late_s = choices.uniform(0.5, 8.0)
+                self._start(
+                    SimulatedConsumer, "latecomer", "10.0.3.9", topic, "l", 8, 0.0, 0.01, 1, late_s
+                )
         for index in range(choices.randint(1, 4)):
-            where = choices.choice(queues + topics)
+            where = choices.choice([*queues, *topics] * 2 + ["topic/n0"])
             count = choices.randint(20, 300)
             # While faults happen, and a little less or longer.
             pause_s = choices.uniform(0.3, 1.2) * _FAULTS_S * AVERAGE_BATCH / count
             name, host = f"producer-{index}", f"10.0.1.{index}"
-            self._start(SimulatedProducer, name, host, where, count, pause_s)
+            kind = SimulatedProducer if choices.random() < 0.85 else SimulatedLinkProducer
+            self._start(kind, name, host, where, count, pause_s)
         if choices.random() < 0.5:
-            self._start(SimulatedProvider, "provider", "10.0.4.1", "service/echo")
+            self._start(SimulatedProvider, PROVIDER, "10.0.4.1", "service/echo")
             calls = choices.randint(5, 50)
             self._start(SimulatedCaller, "caller", "10.0.4.2", "service/echo", calls, 0.1)
 
@@ -209,19 +237,21 @@ class _Scenario:
         # eMQP has no named subscriptions.
         named = kind is SimulatedConsumer and bool(arguments[1])
         protocol = self.choices.choice([each for each in PROTOCOLS if not named or each != "emqp"])
+        if kind is SimulatedLinkProducer:
+            protocol = "relink"
         self.world.note(f"{name} speaks {protocol} from {host}: {arguments}")
 
         def run(process: SimulatedProcess) -> Coroutine[Any, Any, None]:
             program = kind(process, protocol, self.hub, self.seen)
-            if kind in (SimulatedProducer, SimulatedCaller):
+            if kind in (SimulatedProducer, SimulatedLinkProducer, SimulatedCaller):
                 self.finite.append(program)
             running: Coroutine[Any, Any, None] = program.run(*arguments)
             return running
 
-        started = ProgramHost(self.world, name, host, run)
+        started = ProgramHost(self.world, name, host, run, is_held=protocol == "relink")
         started.start()
+        self._programs.append(started)
         if kind in (SimulatedConsumer, SimulatedProvider, SimulatedTicker):
-            # Those that have nothing to remember.
             self.hosts[name] = started
 
     # What is looked at all the time.
@@ -230,10 +260,18 @@ class _Scenario:
         replicated = self.replicated
         if replicated is not None:
             replicated.check_prefixes()
+            if replicated.leaders > 1:
+                self.injector.counts["two leaders"] = self.injector.counts.get("two leaders", 0) + 1
             if not replicated.is_steady():
                 # Until a leader notices that it was replaced, it hands out what others get, too.
                 self.seen.disturbed("hub")
         self.world.at(self.world.now + _WATCH_S, self._watch)
+
+    def _watch_memory(self) -> None:
+        server = self.hub.serving
+        if server is not None:
+            self.memory.check(server)
+        self.world.at(self.world.now + _MEMORY_S, self._watch_memory)
 
     # The course of events.
 
@@ -243,6 +281,7 @@ class _Scenario:
         self.injector.plan(self.plan)
         world.at(0.0, self._populate)
         world.at(_WATCH_S, self._watch)
+        world.at(_MEMORY_S, self._watch_memory)
         world.run(_FAULTS_S + 15.0)
         if not world.violations:
             self._await_delivery()
@@ -255,6 +294,8 @@ class _Scenario:
                 # Standbys follow within a few polls.
                 world.run(world.now + _RESTARTED_S, self.replicated.is_equal)
                 self.replicated.check_end()
+        if not world.violations:
+            self._end_programs()
         if not world.violations:
             self._cut_power_at_last()
         self.seen.check_suspicions()
@@ -275,13 +316,24 @@ class _Scenario:
                 f" finished: {busy}"
             )
 
+    def _end_programs(self) -> None:
+        """What the hub had for them is gone when they are; and what comes back later must be seen
+        in the queues, and not be consumed once more."""
+        world = self.world
+        for each in self._programs:
+            each.kill()
+        has_links = any(each.is_held for each in self._programs)
+        world.run(world.now + (_FORGOTTEN_S if has_links else _SETTLED_S))
+        server = self.hub.serving
+        if server is None:
+            world.violate("the hub is not up, though all faults have ended")
+        else:
+            self.memory.check_end(server)
+
     def _cut_power_at_last(self) -> None:
         """What was promised survives the loss of power, whatever the plan of faults has."""
         world = self.world
         self.seen.disturbed("hub")
-        # What comes back must be seen in the queues, and not be consumed once more.
-        for each in self.hosts.values():
-            each.kill()
         for machine in self.hub.machines:
             machine.cut_power()
         for machine in self.hub.machines:

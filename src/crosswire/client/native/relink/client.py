@@ -17,7 +17,8 @@ import asyncio
 import logging
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any
 
 from crosswire.client.native.dial import (
     Addresses,
@@ -182,6 +183,15 @@ class RelinkClient:
             self._lose(ConnectionLost("the client is closed"))
             # Until the socket is closed: a program that ends its loop now would leave it open.
             await asyncio.wait([self.session.gone])
+
+    async def unless_ended(self, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for this work, or for the link's end: then the work is cancelled."""
+        assert self._keeper is not None, "the client is connected"
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait([task, self._keeper], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            task.cancel()
 
     # Called by channels.
 
