@@ -31,7 +31,7 @@ __all__ = [
     "AVERAGE_BATCH",
     "PROTOCOLS",
     "PROVIDER",
-    "HubMachine",
+    "AddressedMachine",
     "Program",
     "SimulatedCaller",
     "SimulatedConsumer",
@@ -86,22 +86,22 @@ class ProgramProcess(Protocol):
         """Where it runs."""
 
 
-class HubMachine(Protocol):
+class AddressedMachine(Protocol):
     """A machine with a hub, and the port of each listener."""
 
     host: str
     ports: dict[str, int]
 
 
-class HubMachines(Protocol):
+class AddressedMachines(Protocol):
     """The hub that programs use, on one machine or on several."""
 
     @property
-    def machines(self) -> Sequence[HubMachine]:
+    def machines(self) -> Sequence[AddressedMachine]:
         """All of them."""
 
 
-def _url(protocol: str, hub: HubMachines) -> str:
+def _url(protocol: str, hub: AddressedMachines) -> str:
     listener = "emqp-clients" if protocol == "emqp" else protocol
     url = f"{protocol}://" + ",".join(
         f"{each.host}:{each.ports[listener]}" for each in hub.machines
@@ -117,7 +117,7 @@ class Program:
     """A program with one client of one protocol."""
 
     def __init__(
-        self, process: ProgramProcess, protocol: str, hub: HubMachines, seen: Observations
+        self, process: ProgramProcess, protocol: str, hub: AddressedMachines, seen: Observations
     ) -> None:
         self.name = process.name
         self.clients: list[Client | RelinkClient] = []
