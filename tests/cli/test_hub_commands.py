@@ -107,7 +107,7 @@ def test_a_queue_without_dead_letters_is_an_empty_result(hub: RunningHub) -> Non
     assert (done.returncode, done.stdout) == (0, b"")
     assert done.stderr == b"No dead letters of healthy.\n"
     listed = answer("dead", "list", "healthy", "--hub", hub.url)
-    assert listed == {"letters": [], "next": ""}
+    assert listed == {"letters": [], "next": "", "is_complete": True}
     done = crosswire("dead", "list", "no-such-queue", "--hub", hub.url)
     assert done.returncode == 1
 

@@ -30,7 +30,7 @@ export async function show(screen) {
       el("div", {},
         el("section", { class: "panel" }, el("h2", {}, "Payload"), message ? payloadView(message)
           : emptyState("The message itself is gone.", "Neither the store nor the lake has it any more; its steps are still known.")),
-        message ? el("section", { class: "panel" }, el("h2", {}, "Properties"), propertiesView(message.properties)) : null),
+        message && !message.hidden ? el("section", { class: "panel" }, el("h2", {}, "Properties"), propertiesView(message.properties)) : null),
       el("div", {}, message ? factsPanel(trace, message) : null)),
     framesPanel(trace));
 }
