@@ -33,7 +33,7 @@ def test_each_bug_can_be_planted(bug: PlantedBug) -> None:
     ("name", "seed"),
     [
         ("acknowledge before the commit", 1),
-        ("allow one attempt too few", 9),
+        ("allow one attempt too few", 14),
         ("leave settlements out of the ledger", 1),
         ("MicroMsg2: acknowledge before the commit", 1),
         ("replicas: answer before the append", 3),

@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 
-class AcceptedMessages(msgspec.Struct, frozen=True):
+class AcceptedMessages(msgspec.Struct, frozen=True, gc=False):
     """Messages that were accepted together at one destination, in order of ids.
 
     `number` is the destination's, `records` are what the store has of them, `sizes` the lengths of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import insort
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import count
 from typing import Final, Protocol, TypeAlias
 
@@ -226,7 +226,7 @@ class Item(msgspec.Struct, eq=False):
     envelope: Envelope
     size: int
     delivered: int = 0
-    attempts: list[FailedDelivery] = []
+    attempts: Sequence[FailedDelivery] = ()
     consumer: Consumer | None = None
     due: float = 0.0
     returned: int = 0

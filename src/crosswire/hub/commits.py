@@ -45,8 +45,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
+from itertools import islice
 from time import perf_counter
 from typing import Final, NamedTuple, Protocol, TypeAlias
 from weakref import WeakSet
@@ -83,6 +84,7 @@ _FULL_BYTES: Final = 2 << 20
 _RELEASED: Final = 16
 """Queues and subscriptions that get their messages before others may have a turn."""
 _RETRY_S: Final = 0.25
+_TICK_S: Final = 0.001
 _LARGE_S: Final = 0.01
 """Roughly how long a group with a message of a MiB takes to be written: more than a turn."""
 
@@ -157,6 +159,8 @@ class CommitPath:
         self._log = log or LocalLog(store, store.limits.patience_s)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._lazy_timer: asyncio.TimerHandle | None = None
+        self._lazy_at = 0.0
         self._sync_timer: asyncio.TimerHandle | None = None
         self._awaits_sync = False
         self._is_scheduled = False
@@ -249,11 +253,31 @@ class CommitPath:
         changed.pop(backlog, None)
         changed[backlog] = None
         if len(changed) > _CHANGED:
-            oldest = next(iter(changed))
-            del changed[oldest]
-            self._dispatch.callbacks.run("write", oldest.write)
+            self._write_oldest()
         if request:
             self.request(urgent=False)
+
+    def changed_all(self, backlogs: Iterable[StoredBacklog]) -> None:
+        """`changed` for many, without a request."""
+        changed = self._changed
+        for backlog in backlogs:
+            changed.pop(backlog, None)
+            changed[backlog] = None
+        if len(changed) > _CHANGED:
+            self._write_oldest()
+
+    def _write_oldest(self) -> None:
+        changed = self._changed
+        for oldest in list(islice(changed, len(changed) - _CHANGED)):
+            del changed[oldest]
+            self._write(oldest)
+
+    def _write(self, backlog: StoredBacklog) -> None:
+        try:
+            backlog.write()
+        except Exception as error:
+            # It must not keep the group, and all who wait for it, from the disk.
+            self._dispatch.callbacks.note("write", error)
 
     def added(self, sizes: Sequence[int]) -> None:
         """Messages of these sizes were added to the open group for the peer that is served now.
@@ -329,8 +353,26 @@ class CommitPath:
                 self._timer = None
             # At the end of the turn: everything that was read in it is one group.
             self._loop.call_soon(self._begin)
-        elif self._timer is None:
-            self._timer = self._loop.call_later(self._log.lazy_s, self._begin)
+        elif not self._lazy_at and self._timer is None:
+            self._lazy_at = self._loop.time() + self._log.lazy_s
+            if self._lazy_timer is None:
+                self._lazy_timer = self._loop.call_at(self._lazy_at, self._on_lazy)
+
+    def _on_lazy(self) -> None:
+        """Begin what nobody waits for, if it has been gathered for long enough.
+
+        Where somebody waits, a commit begins before that, nearly always: the timer is not cancelled
+        then, and set again only if it is still needed. To cancel and set one for each message costs
+        more.
+        """
+        self._lazy_timer = None
+        if not self._lazy_at or self._loop is None:
+            return
+        # The loop's clock counts milliseconds: one that is due now may seem to be due soon.
+        if self._loop.time() + _TICK_S < self._lazy_at:
+            self._lazy_timer = self._loop.call_at(self._lazy_at, self._on_lazy)
+        else:
+            self._begin()
 
     def _is_full(self) -> bool:
         """Has the open group reached the size of its log's records?"""
@@ -360,6 +402,7 @@ class CommitPath:
         """Append the next group."""
         self._dispatch.turns.enter()
         self._is_scheduled = False
+        self._lazy_at = 0.0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -462,7 +505,7 @@ class CommitPath:
         try:
             await self.flush()
         finally:
-            for timer in (self._timer, self._sync_timer):
+            for timer in (self._timer, self._lazy_timer, self._sync_timer):
                 if timer is not None:
                     timer.cancel()
             self._log.stop()
@@ -471,7 +514,7 @@ class CommitPath:
 
     def abandon(self) -> None:
         """Stop without an answer to anybody, now: another replica leads. The store stays open."""
-        for timer in (self._timer, self._sync_timer):
+        for timer in (self._timer, self._lazy_timer, self._sync_timer):
             if timer is not None:
                 timer.cancel()
         # Without a loop no request begins a group.
@@ -485,7 +528,7 @@ class CommitPath:
     def _seal(self) -> CommitGroup:
         changed, self._changed = self._changed, {}
         for backlog in changed:
-            self._dispatch.callbacks.run("write", backlog.write)
+            self._write(backlog)
         # After the backlogs, whose writing may note steps of messages. Like theirs, an exception
         # here must not keep the group, and all who wait for it, from the disk.
         self._dispatch.callbacks.run("write", self._add_block)
@@ -585,10 +628,14 @@ class CommitPath:
     def _release_some(
         self, arrivals: list[tuple[MessageTarget, list[AcceptedMessages]]], now: float
     ) -> None:
-        run = self._dispatch.callbacks.run
+        forgotten = self._forgotten if len(self._forgotten) else ()
         for backlog, runs in arrivals:
-            if backlog not in self._forgotten:
-                run("release", backlog.release, runs, now)
+            if backlog not in forgotten:
+                try:
+                    backlog.release(runs, now)
+                except Exception as error:
+                    # One that raises must not keep others from getting their messages.
+                    self._dispatch.callbacks.note("release", error)
 
     def _withdraw(self, group: CommitGroup, _error: StoreError) -> None:
         """Visibility: messages of producers were never accepted, retained ones wait for the next

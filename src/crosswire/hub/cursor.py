@@ -11,7 +11,7 @@ them. Reading them back therefore costs what is unsettled, never what there was.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Final, Protocol
 
 import msgspec
@@ -48,7 +48,7 @@ class UnsettledMessage(msgspec.Struct, array_like=True, gc=False):
 
     number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
     id: Count
-    attempts: list[FailedDelivery] = []
+    attempts: Sequence[FailedDelivery] = ()
 
 
 class _Snapshot(msgspec.Struct, array_like=True, frozen=True):
@@ -108,7 +108,7 @@ class Cursor:
         """`upto` of the last snapshot; -1 if there is none."""
         self.open: list[UnsettledMessage] = []
         self.later: set[int] = set()
-        self.refused_later: dict[int, list[FailedDelivery]] = {}
+        self.refused_later: dict[int, Sequence[FailedDelivery]] = {}
         self.damage: list[RecordDamaged] = []
         self._store = store
         self._settled = array("q")
@@ -173,7 +173,7 @@ class Cursor:
         self._settled.extend(identifiers)
         self.is_dirty = True
 
-    def refuse(self, number: int, identifier: int, attempts: list[FailedDelivery]) -> None:
+    def refuse(self, number: int, identifier: int, attempts: Sequence[FailedDelivery]) -> None:
         """A delivery of this message failed; saved with the next `write`."""
         self._refused.append(UnsettledMessage(number, identifier, attempts))
         self.is_dirty = True

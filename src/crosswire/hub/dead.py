@@ -43,7 +43,7 @@ class _DeadLetterHistory(msgspec.Struct, array_like=True, frozen=True):
     destination: str
     time: int
     cause: str
-    attempts: list[FailedDelivery]
+    attempts: Sequence[FailedDelivery]
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -62,7 +62,7 @@ class DeadLetter(msgspec.Struct, frozen=True):
     origin: str
     time: int
     cause: str
-    attempts: list[FailedDelivery]
+    attempts: Sequence[FailedDelivery]
 
 
 class DeadLetterQueue(Protocol):
@@ -197,7 +197,9 @@ class DeadLetters:
         return self._queue(queue).remove(ids, Step.DROPPED, now, detail="purged")
 
 
-def bury(envelope: Envelope, queue: str, cause: str, attempts: list[FailedDelivery]) -> Envelope:
+def bury(
+    envelope: Envelope, queue: str, cause: str, attempts: Sequence[FailedDelivery]
+) -> Envelope:
     """The dead letter of a message, still to be stamped."""
     history = _DeadLetterHistory(envelope.id, envelope.destination, envelope.time, cause, attempts)
     properties: dict[str, Property] = {

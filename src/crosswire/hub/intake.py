@@ -72,6 +72,9 @@ class Intake:
         published: list[tuple[Topic, Audience, list[Envelope]]] = []
         destinations = list(map(_destination, envelopes))
         index = 0
+        if count > 1 and destinations.count(destinations[0]) < count:
+            waits = self._send_spread(envelopes, destinations, receipt, now)
+            index = count if waits else 0
         while index < count:
             destination = destinations[index]
             end = _end_of_run(destinations, index)
@@ -135,6 +138,75 @@ class Intake:
         if cut:
             queue.arrive([accepted.part(0, cut)], now)
         return first_durable < count
+
+    def _send_spread(
+        self,
+        envelopes: Sequence[Envelope],
+        destinations: list[str],
+        receipt: Receipt,
+        now: float,
+    ) -> bool:
+        """Append a batch for many queues: what is the same for all of it is done once, and the
+        messages of each queue together.
+
+        False, and nothing was done, if that is not possible: it needs queues that are open and
+        take all of it, and messages that wait for the disk, as nearly all do.
+        """
+        queues = list(map(self._queues.get, destinations))
+        indexes: dict[Queue, list[int]] = {}
+        for index, queue in enumerate(queues):
+            if queue is None or not queue.is_plain:
+                return False
+            found = indexes.get(queue)
+            if found is None:
+                indexes[queue] = [index]
+            else:
+                found.append(index)
+        if not all(map(_durable, envelopes)) or self._store.obstacle(now) is not None:
+            return False
+        now_us = int(now * MICROSECONDS)
+        first = receipt.ids[0]
+        run = stamp_run(envelopes, self._store.node, first, self._wall.stamp_us(now_us))
+        records = _encoded(run)
+        if records is None:
+            return False
+        sizes = list(map(len, records))
+        for queue, own in indexes.items():
+            if queue.is_limited and not queue.admits(len(own), sum([sizes[each] for each in own])):
+                return False
+        group, ids = self._commits.group, receipt.ids
+        self._store.append_each([queue.number for queue in queues if queue], first, records)
+        arrivals, stored = group.arrivals, group.stored
+        steps: list[tuple[str, Sequence[int]]] = []
+        for queue, own in indexes.items():
+            if len(own) == 1:
+                index = own[0]
+                size, own_ids = sizes[index], [ids[index]]
+                part = AcceptedMessages(queue.number, (run[index],), (records[index],), (size,))
+            else:
+                own_sizes = [sizes[each] for each in own]
+                size, own_ids = sum(own_sizes), [ids[each] for each in own]
+                part = AcceptedMessages(
+                    queue.number,
+                    [run[each] for each in own],
+                    [records[each] for each in own],
+                    own_sizes,
+                )
+            queue.accept(len(own), size)
+            waiting = arrivals.get(queue)
+            if waiting is None:
+                arrivals[queue] = [part]
+            else:
+                waiting.append(part)
+            stored.append(part)
+            steps.append((queue.destination, own_ids))
+        group.accepted_ids.append(ids)
+        self._commits.added(sizes)
+        envelope = run[0]
+        peer = LedgerPeer(envelope.protocol, envelope.connection, envelope.principal)
+        self._ledger.note_each(Step.ACCEPTED, now_us, steps, peer=peer)
+        self._commits.changed_all(indexes)
+        return True
 
     def _append(
         self, queue: Queue, run: Sequence[Envelope], index: int, receipt: Receipt
@@ -389,6 +461,7 @@ class Intake:
 
 
 _destination = attrgetter("destination")
+_durable = attrgetter("durable")
 
 
 def _end_of_run(destinations: list[str], index: int) -> int:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -36,6 +36,8 @@ DETAIL_CHARACTERS: Final = 1_000
 """How much is kept of a reason that a peer gave."""
 
 _VERSION: Final = 2
+_COLUMNS: Final = 11
+"""Of a block, without words, ids and counts."""
 _ROW_BYTES: Final = 8
 _RUN_BYTES: Final = 64
 
@@ -57,7 +59,7 @@ class Step(IntEnum):
     REPLAYED = 12
 
 
-class LedgerPeer(msgspec.Struct, frozen=True):
+class LedgerPeer(msgspec.Struct, frozen=True, gc=False):
     """The peer that produced or got a message; the fields are those of an envelope."""
 
     protocol: str = ""
@@ -68,7 +70,7 @@ class LedgerPeer(msgspec.Struct, frozen=True):
 NOBODY: Final = LedgerPeer()
 
 
-class LedgerRun(msgspec.Struct, frozen=True):
+class LedgerRun(msgspec.Struct, frozen=True, gc=False):
     """The same step of many messages.
 
     `first_row` is the number of its first row on this node, 0 before its group is sealed. `counts`
@@ -211,6 +213,23 @@ class Ledger:
         )
         self.rows += len(column)
 
+    def note_each(
+        self,
+        step: Step,
+        time: int,
+        messages: Iterable[tuple[str, Sequence[int]]],
+        *,
+        peer: LedgerPeer,
+    ) -> None:
+        """`note` for the messages of several destinations: the name of each, and ids there."""
+        if self._stamp is not None:
+            time = self._stamp(time)
+        add, rows = self._open.append, 0
+        for destination, ids in messages:
+            add(LedgerRun(0, time, step, destination, peer, 0, "", array("q", ids)))
+            rows += len(ids)
+        self.rows += rows
+
     # Groups.
 
     def seal(self, first_row: int) -> tuple[bytes, int] | None:
@@ -313,28 +332,33 @@ class Ledger:
 
 def serialize_block(runs: list[LedgerRun]) -> bytes:
     """The runs as one block, which `parse_block` reads."""
-    peers = [run.peer for run in runs]
-    texts = {run.destination for run in runs} | {run.detail for run in runs}
-    texts |= {run.subscription for run in runs}
-    for peer in set(peers):
-        texts |= {peer.protocol, peer.connection, peer.principal}
-    words = {text: number for number, text in enumerate(sorted(texts))}
-    columns: dict[str, Any] = {
-        "times": [run.time for run in runs],
-        "steps": [run.step for run in runs],
-        "destinations": [words[run.destination] for run in runs],
-        "protocols": [words[peer.protocol] for peer in peers],
-        "connections": [words[peer.connection] for peer in peers],
-        "principals": [words[peer.principal] for peer in peers],
-        "attempts": [run.attempt for run in runs],
-        "details": [words[run.detail] for run in runs],
-        "subscriptions": [words[run.subscription] for run in runs],
-        "lengths": [len(run.ids) for run in runs],
-        "counted": [run.counts is not None for run in runs],
-        "ids": b"".join([run.ids.tobytes() for run in runs]),
-        "counts": b"".join([run.counts.tobytes() for run in runs if run.counts is not None]),
-    }
-    return _encode(LedgerBlock(version=_VERSION, words=list(words), **columns))
+    words: dict[str, int] = {}
+    number = words.setdefault
+    rows = []
+    for run in runs:
+        peer = run.peer
+        # One tuple a run, turned into columns by `zip`: a group of one message has three runs, and
+        # a list for each of thirteen columns takes longer than all else.
+        rows.append(
+            (
+                run.time,
+                run.step,
+                number(run.destination, len(words)),
+                number(peer.protocol, len(words)),
+                number(peer.connection, len(words)),
+                number(peer.principal, len(words)),
+                run.attempt,
+                number(run.detail, len(words)),
+                number(run.subscription, len(words)),
+                len(run.ids),
+                run.counts is not None,
+            )
+        )
+    counts = b"".join([run.counts.tobytes() for run in runs if run.counts is not None])
+    ids = b"".join([run.ids.tobytes() for run in runs])
+    columns = list(zip(*rows, strict=True)) or [()] * _COLUMNS
+    # As a `LedgerBlock` is encoded, which is made of the same fields.
+    return _encode((_VERSION, list(words), *columns, ids, counts))
 
 
 def parse_columns(block: bytes) -> LedgerBlock:

@@ -73,6 +73,12 @@ class Queue(Backlog):
             window_bytes=policy.window_bytes,
         )
         self.policy = policy
+        self._is_own = destination.startswith("queue/@")
+        self.is_plain = False
+        """Whether peers may send to it, and its policy changes nothing of what they send."""
+        self.is_limited = False
+        """Whether its policy may refuse messages, or drop others for them."""
+        self._look_at_policy()
         self.memory.numbers = [self.number]
         self.waiting = 0
         self.waiting_bytes = 0
@@ -80,6 +86,7 @@ class Queue(Backlog):
         self._reclaimed = 0
         self._reclaimed_between = 0
         self._floor = core.floors.of(self.number)
+        self._key = self.number.to_bytes(4)
         self._consumers_changed = consumers_changed
         self._attached = 0
         self._used_before = (0, 0)
@@ -154,10 +161,17 @@ class Queue(Backlog):
     def adopt(self, policy: QueuePolicy) -> None:
         """Apply another policy from now on."""
         self.policy = policy
+        self._look_at_policy()
         self.retry = policy.retry
         self.memory.window_messages = policy.window_messages
         self.memory.window_bytes = policy.window_bytes
         self.check()
+
+    def _look_at_policy(self) -> None:
+        policy = self.policy
+        self.is_plain = not self._is_own and not policy.ttl_s
+        self.is_limited = bool(policy.max_length or policy.max_bytes)
+        self.drops_oldest = policy.overflow == "drop-oldest"
 
     @property
     def name(self) -> str:
@@ -205,16 +219,31 @@ class Queue(Backlog):
     def admit_run(self, count: int, size: int) -> bool:
         """Count several messages of this total size; False, and none is counted, if the policy
         would refuse any of them."""
-        policy = self.policy
-        length = self.length + count if policy.overflow == "refuse" else 0
-        size_bytes = self.size_bytes + size if policy.overflow == "refuse" else size
-        if (policy.max_length and length > policy.max_length) or (
-            policy.max_bytes and size_bytes > policy.max_bytes
-        ):
+        if not self.admits(count, size):
             return False
         self.length += count
         self.size_bytes += size
         return True
+
+    def admits(self, count: int, size: int) -> bool:
+        """Whether the policy refuses none of several messages of this total size."""
+        if not self.is_limited:
+            return True
+        policy = self.policy
+        refuses = policy.overflow == "refuse"
+        length = self.length + count if refuses else 0
+        size_bytes = self.size_bytes + size if refuses else size
+        return not (
+            (policy.max_length and length > policy.max_length)
+            or (policy.max_bytes and size_bytes > policy.max_bytes)
+        )
+
+    def accept(self, count: int, size: int) -> None:
+        """Count messages of this total size, which become visible when they are committed."""
+        self.length += count
+        self.size_bytes += size
+        self.waiting += count
+        self.waiting_bytes += size
 
     def recover(self, now: float) -> None:
         """Continue after a restart, within the limits."""
@@ -239,7 +268,7 @@ class Queue(Backlog):
             super().dispatch(now)
 
     def _keep_bounds(self, now: float) -> None:
-        if self.policy.overflow == "drop-oldest" and not self.stopped and self._is_too_full():
+        if self.drops_oldest and not self.stopped and self._is_too_full():
             self.drop_oldest(self._is_too_full, now)
 
     def _is_too_full(self) -> bool:
@@ -298,8 +327,8 @@ class Queue(Backlog):
             self.size_bytes = self.memory.size_bytes
 
     def _write_counters(self) -> None:
-        depth = _Depth(self.length, self.size_bytes)
-        self._store.save(DEPTHS, self.number.to_bytes(4), _encode(depth))
+        # As `_Depth` is encoded, in half the time: this is done for every queue of a group.
+        self._store.save(DEPTHS, self._key, _encode((self.length, self.size_bytes)))
 
     def reclaim(self) -> None:
         """Delete everything below the head; if that has not moved for long, also what is settled

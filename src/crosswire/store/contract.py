@@ -246,6 +246,14 @@ class Store(RecoveredEngine):
         group.appended.append((message_key(number, first), message_key(number, end)))
         group.appended_count += len(records)
 
+    def append_each(self, numbers: Sequence[int], first: int, records: Sequence[bytes]) -> None:
+        """`append` for many records with consecutive ids, each of the destination in `numbers`."""
+        group = self.group
+        keys = list(map(message_key, numbers, range(first, first + len(records))))
+        deque(map(group.body.put, keys, records), maxlen=0)
+        group.appended += zip(keys, map(add, keys, repeat(b"\x00")), strict=True)
+        group.appended_count += len(records)
+
     def retain(self, number: int, identifier: int, record: bytes) -> None:
         """Add or replace a message that must not get lost, even if this group can't be written."""
         self.group.saves[message_key(number, identifier)] = record

@@ -73,7 +73,8 @@ class RocksStore(Store):
         self._disk_reserve = Reserve(self.path, self.limits.buffer_bytes)
         self._copies = CopyFile(self.path / COPIES)
         self._mark = MarkFile(self.path / MARK)
-        self._manifest = Path()
+        self._manifest = ""
+        self._manifest_number = 0
         self._compacts = True
         new = is_new(self.path)
         # A hub that was killed during its first start leaves an engine without our files.
@@ -200,7 +201,9 @@ class RocksStore(Store):
 
     def _find_manifest(self) -> None:
         name = (self.path / "CURRENT").read_text().strip()
-        self._manifest = self.path / name
+        # Not a `Path`: it is looked at after every commit group.
+        self._manifest = str(self.path / name)
+        self._manifest_number = int(name.partition("-")[2])
 
     def _explain(self, what: str) -> str:
         folder = self.path.parent
@@ -247,23 +250,26 @@ class RocksStore(Store):
         return self._mark.load()
 
     def _save_mark(self) -> None:
-        with suppress(OSError, ValueError):
+        # Without a mark, or with an old one, nothing is lost: it only shows less.
+        try:
             try:
-                size_bytes = self._manifest.stat().st_size
+                size_bytes = os.stat(self._manifest).st_size  # noqa: PTH116
             except FileNotFoundError:
                 # The engine has begun another one.
                 self._find_manifest()
-                size_bytes = self._manifest.stat().st_size
+                size_bytes = os.stat(self._manifest).st_size  # noqa: PTH116
             self._mark.save(
                 LogMark(
                     self._last_group,
                     self._durable_group,
                     self._next_id - 1,
                     self._next_row,
-                    int(self._manifest.name.partition("-")[2]),
+                    self._manifest_number,
                     size_bytes,
                 )
             )
+        except (OSError, ValueError):
+            return
 
     def _size_of(self, batch: GroupBody) -> int:
         return cast(rocksdict.WriteBatch, batch).size_in_bytes()

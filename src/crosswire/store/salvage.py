@@ -45,7 +45,8 @@ class Salvage(RocksStore):
         self.damages = DamageList()
         self._disk_reserve = Reserve(work, self.limits.buffer_bytes)
         self._compacts = False
-        self._manifest = Path()
+        self._manifest = ""
+        self._manifest_number = 0
         self._copies = CopyFile(work / COPIES)
         self._mark = MarkFile(work / MARK)
         shutil.rmtree(work, ignore_errors=True)

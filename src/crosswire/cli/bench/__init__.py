@@ -52,6 +52,13 @@ def configure(parser: argparse.ArgumentParser, _argv: Sequence[str]) -> None:
         "--consumers", type=_positive, default=1, help="number of consumers (default: 1)"
     )
     parser.add_argument(
+        "--lake",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="a hub that is started here writes messages and ledger to its lake, and the work of "
+        "that is part of its CPU time (default)",
+    )
+    parser.add_argument(
         "--running", action="store_true", help="use a running hub, at --host and --port"
     )
     add_protocol_options(parser)
@@ -84,7 +91,11 @@ def run(options: argparse.Namespace) -> int:
             consumers=options.consumers,
             durable=options.durable,
         )
-        figures = load(work, options.count, None if hub is None else hub.cpu_s)
+        if hub is None:
+            figures = load(work, options.count)
+        else:
+            wait = hub.wait_for_lake if options.lake else None
+            figures = load(work, options.count, hub.cpu_s, wait)
         latency = one_at_a_time(work, min(options.count, _LATENCIES))
     if options.json:
         print_json(_values(work, figures, latency))
@@ -108,7 +119,9 @@ def _target(options: argparse.Namespace) -> BenchTarget:
 def _hub(options: argparse.Namespace) -> Iterator[StartedHub]:
     listeners = [name for name in PLAIN_LISTENERS if name.partition("-")[0] == options.via]
     durable = "true" if options.durable else "false"
-    with started_hub(*listeners, config=f"[topics.bench]\ndurable = {durable}\n") as hub:
+    lake = "true" if options.lake else "false"
+    config = f"[lake]\nmessages = {lake}\nledger = {lake}\n[topics.bench]\ndurable = {durable}\n"
+    with started_hub(*listeners, config=config) as hub:
         yield hub
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -15,6 +17,9 @@ from crosswire.errors import ClientError
 from crosswire.listeners import PLAIN_LISTENERS
 
 __all__ = ["StartedHub", "started_hub"]
+
+_LAKE_S: Final = 60.0
+_LOOK_S: Final = 0.1
 
 
 class StartedHub(msgspec.Struct, frozen=True):
@@ -32,6 +37,27 @@ class StartedHub(msgspec.Struct, frozen=True):
         for child in children:
             threads += Path(f"/proc/{child}/task").iterdir()
         return sum(int((each / "schedstat").read_text().split()[0]) for each in threads) / 1e9
+
+    def wait_for_lake(self) -> None:
+        """Returns when the lake has every row of the ledger, and its encoder no work left: it seals
+        what it has every few seconds. Raises ClientError if that takes too long."""
+        # Only here: the lake needs Arrow, and the mark RocksDB.
+        from crosswire.lake.files import find_all
+        from crosswire.store.rocks import MARK, MarkFile
+
+        mark, lake = MarkFile(Path(self.data, "store", MARK)), Path(self.data, "lake")
+        ends = time.monotonic() + _LAKE_S
+        before = 0
+        while time.monotonic() < ends:
+            written = mark.load()
+            rows = 0 if written is None else written.next_row - 1
+            sealed = max((file.last for file in find_all(lake, ("ledger",))), default=0)
+            # Twice the same: what consumers settled last is committed a moment later.
+            if rows == sealed == before:
+                return
+            before = sealed
+            time.sleep(_LOOK_S)
+        raise ClientError(f"the lake has not all rows of the ledger after {_LAKE_S:g} s")
 
     def memory_bytes(self) -> int:
         """Its private memory, without pages shared with files. Raises ClientError if unknown."""

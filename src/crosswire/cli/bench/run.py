@@ -58,13 +58,25 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
     delivered_us: float
 
 
-def load(work: Work, count: int, cpu_s: Callable[[], float] | None = None) -> Figures:
-    """Send `count` messages as fast as possible, after a warm-up. Raises ClientError."""
+def load(
+    work: Work,
+    count: int,
+    cpu_s: Callable[[], float] | None = None,
+    wait: Callable[[], None] | None = None,
+) -> Figures:
+    """Send `count` messages as fast as possible, after a warm-up. Raises ClientError.
+
+    `cpu_s` reads the hub's CPU time; before that, `wait` returns when the hub has no work left.
+    """
     taken: Any = _processes.RawValue("q", 0)
     with _running(_consume, work, taken) as consumer, _running(_produce, work, taken) as producer:
         _round(producer, consumer, max(int(count * _WARM_UP), 1))
+        if wait is not None:
+            wait()
         before = cpu_s() if cpu_s is not None else 0.0
         started, ended = _round(producer, consumer, count)
+        if wait is not None:
+            wait()
         used = None if cpu_s is None else cpu_s() - before
     deliveries = count * work.consumers if work.is_topic else count
     return Figures(messages=count, deliveries=deliveries, seconds=ended - started, hub_cpu_s=used)

@@ -64,6 +64,8 @@ class Backlog(ABC):
 
     has_filter: ClassVar[bool] = False
     """Whether `wants` may return False."""
+    drops_oldest = False
+    """Whether a dispatch may drop messages, consumers or not."""
 
     def __init__(
         self,
@@ -161,10 +163,14 @@ class Backlog(ABC):
         """These may be delivered: they are committed or need not be. In order of ids."""
         if self.stopped:
             return
-        self.memory.add_runs(runs)
-        self._schedule_expiry(now)
-        self.check()
-        self._loop.touch(self)
+        memory = self.memory
+        memory.add_runs(runs)
+        if memory.ready and memory.ready[0].envelope.expires:
+            self._retries.schedule_expiry(now)
+        if memory.loaded < memory.visible:
+            memory.check()
+        if self._dispatch.has_eligible or self.drops_oldest:
+            self._loop.touch(self)
 
     def _schedule_expiry(self, now: float) -> None:
         ready = self.memory.ready
@@ -562,8 +568,11 @@ class Backlog(ABC):
     def write(self) -> None:
         """Before a group is written: save what was settled and refused since the last one."""
         memory, cursor = self.memory, self.cursor
-        # Messages that only arrived change nothing of a position that is saved.
-        if not self.stopped and (cursor.is_dirty or cursor.saved_upto != memory.loaded):
+        # Messages that only arrived change nothing of a position that is saved. Without any, it is
+        # saved when it has moved: past messages that are for nobody here.
+        if not self.stopped and (
+            cursor.is_dirty or (not memory.items and cursor.saved_upto != memory.loaded)
+        ):
             cursor.write(memory.loaded, memory.head(), len(memory.items), memory.unsettled)
         self._write_counters()
         if self._settled_since_reclaim >= _RECLAIM_AFTER:

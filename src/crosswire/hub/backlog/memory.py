@@ -139,35 +139,33 @@ class BacklogMemory:
     def add_runs(self, runs: Iterable[AcceptedMessages]) -> None:
         """Add messages, in order of ids, as far as there is room; the rest stays on disk only."""
         for run in runs:
-            if not self.takes():
+            size = sum(run.sizes)
+            if self.takes(len(run.sizes)) and self.waiting_bytes + size <= self.window_bytes:
+                self._add_run(run, size)
+            elif not self.takes():
                 self.visible = run.envelopes[-1].id
-            elif (
-                self.takes(len(run.sizes))
-                and self.waiting_bytes + sum(run.sizes) <= self.window_bytes
-            ):
-                self._add_run(run)
             else:
                 for index, envelope in enumerate(run.envelopes):
                     if self.takes():
-                        self._add_run(run.part(index, index + 1))
+                        self._add_run(run.part(index, index + 1), run.sizes[index])
                     else:
                         self.visible = envelope.id
 
-    def _add_run(self, run: AcceptedMessages) -> None:
+    def _add_run(self, run: AcceptedMessages, size: int) -> None:
         """There is room for all of it, and nothing on disk comes before it."""
         items, ready, number = self.items, self.ready, run.number
         if self._has_filter:
-            for envelope, size in zip(run.envelopes, run.sizes, strict=True):
+            for envelope, own in zip(run.envelopes, run.sizes, strict=True):
                 # Before `wants`, which may write a snapshot up to here.
                 self.loaded = self.visible = envelope.id
                 if self._owner.wants(envelope):
-                    self.add(Item(envelope.id, number, envelope, size))
+                    self.add(Item(envelope.id, number, envelope, own))
             return
-        for envelope, size in zip(run.envelopes, run.sizes, strict=True):
+        for envelope, own in zip(run.envelopes, run.sizes, strict=True):
             identifier = envelope.id
-            items[identifier] = item = Item(identifier, number, envelope, size)
+            items[identifier] = item = Item(identifier, number, envelope, own)
             ready.append(item)
-        self.grow(sum(run.sizes), len(run.sizes))
+        self.grow(size, len(run.sizes))
         self.loaded = self.visible = run.envelopes[-1].id
 
     def add(self, item: Item) -> None:
