@@ -11,7 +11,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from crosswire.errors import LocalProtocolError, MalformedFrame, UnexpectedFrame
+from crosswire.errors import (
+    LimitExceeded,
+    LocalProtocolError,
+    MalformedFrame,
+    UnexpectedFrame,
+)
 from crosswire.wire.micromsg2.connection import MicroMsg2Connection
 from crosswire.wire.micromsg2.events import MessageReceived, MessagesAcknowledged
 from crosswire.wire.micromsg2.extensions import Offer, batch_ack
@@ -254,3 +259,18 @@ class TestReceiveWindow:
         window.receive(1, last=True)
         with pytest.raises(LocalProtocolError):
             window.acknowledge(sequence)
+
+
+def test_an_acknowledgement_that_is_not_sent_gives_no_room() -> None:
+    """A peer can't know of it: who sends more than its window gets away with it else, for as long
+    as acknowledgements wait for answers."""
+    window = ReceiveWindow(4)
+    for sequence in range(1, 5):
+        window.receive(sequence, last=True)
+    window.acknowledge(1, 2)
+    assert window.room == 0
+    with pytest.raises(LimitExceeded):
+        window.receive(5, last=True)
+    assert window.take_due() == 2
+    assert window.room == 2
+    window.receive(5, last=True)
