@@ -171,7 +171,7 @@ class Audit:
             if key.destination.startswith("queue/") and not accepted[identifier]:
                 self._world.violate(f"the ledger has not accepted {key}")
                 return
-        # Not all protocols tell a producer the ids of its messages.
+        # Not all protocols give a producer the ids of its messages.
         acknowledged = Counter(
             key.destination
             for key, life in self._seen.lives.items()

@@ -55,7 +55,7 @@ class Timeline(Protocol):
 
 
 class SlowReads(NamedTuple):
-    """A reader that takes so many bytes at most, and as long for each piece."""
+    """A reader that takes at most this many bytes at once, and waits between them."""
 
     most_bytes: int
     pause_s: float
