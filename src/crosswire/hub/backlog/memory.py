@@ -127,6 +127,11 @@ class BacklogMemory:
         """The size of what no consumer holds: ready or delayed."""
         return self.size_bytes - self.held_bytes
 
+    @property
+    def accounted_bytes(self) -> int:
+        """What the hub's windows count for these messages."""
+        return self.size_bytes + len(self.items) * _MESSAGE_BYTES
+
     def takes(self, count: int = 1) -> bool:
         """Whether this many messages could be added now, without passing over any on disk."""
         return (
@@ -165,7 +170,9 @@ class BacklogMemory:
             identifier = envelope.id
             items[identifier] = item = Item(identifier, number, envelope, own)
             ready.append(item)
-        self.grow(size, len(run.sizes))
+        # As `grow`, without a call for each run.
+        self.size_bytes += size
+        self._windows.held_bytes += size + len(run.sizes) * _MESSAGE_BYTES
         self.loaded = self.visible = run.envelopes[-1].id
 
     def add(self, item: Item) -> None:

@@ -39,7 +39,7 @@ class MemoryAudit:
         total = 0
         for backlog in server.hub.backlogs():
             self._check_backlog(backlog)
-            total += backlog.memory.size_bytes
+            total += backlog.memory.accounted_bytes
         held = server.hub.windows.held_bytes
         if held != total:
             self._world.violate(f"windows have {total} bytes, and their account has {held}")
