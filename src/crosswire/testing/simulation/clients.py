@@ -31,7 +31,7 @@ __all__ = [
     "AVERAGE_BATCH",
     "PROTOCOLS",
     "PROVIDER",
-    "HubAddress",
+    "ListeningHub",
     "Program",
     "SimulatedCaller",
     "SimulatedConsumer",
@@ -86,7 +86,7 @@ class ProgramProcess(Protocol):
         """Where it runs."""
 
 
-class HubAddress(Protocol):
+class ListeningHub(Protocol):
     """A machine with a hub, and the port of each listener."""
 
     host: str
@@ -97,7 +97,7 @@ class HubAddresses(Protocol):
     """The hub that programs use, on one machine or on several."""
 
     @property
-    def machines(self) -> Sequence[HubAddress]:
+    def machines(self) -> Sequence[ListeningHub]:
         """All of them."""
 
 

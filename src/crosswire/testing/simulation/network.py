@@ -55,7 +55,7 @@ class Timeline(Protocol):
 
 
 class SlowReads(NamedTuple):
-    """A reader that takes so many bytes at most, and as long for each piece."""
+    """How many bytes a slow reader takes at most, and how long it waits for each piece."""
 
     most_bytes: int
     pause_s: float
