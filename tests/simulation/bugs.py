@@ -216,7 +216,7 @@ _STORE: Final = [
         "seal",
         "group.reserved_id = self._next_id + self._id_block",
         "group.reserved_id = max(self._next_id - 40, 1)",
-        unseen="whoever takes an id above what is reserved reserves more before it is used",
+        unseen="an id above what is reserved is not used before more are reserved",
     ),
     PlantedBug(
         "give ids of messages that were not stored twice",

@@ -14,6 +14,7 @@ from crosswire.testing.simulation.scenario import run_seed
 from crosswire.testing.simulation.shrinking import shrink
 from crosswire.testing.simulation.world import World
 from tests.simulation.bugs import BUGS, plant
+from tests.simulation.found import FOUND, FoundBug
 
 FEW, MORE, MANY = range(1, 13), range(13, 101), range(101, 500)
 """About a minute of the simulator in all tests but the long ones. Always the same seeds: a change
@@ -93,53 +94,15 @@ def test_a_failing_seed_is_shrunk() -> None:
     assert [fault.kind for fault in left] == ["sync error"]
 
 
-@pytest.mark.parametrize(
-    ("seed", "plan"),
-    [
-        # A damaged replica that had led fetched a checkpoint from itself.
-        (
-            63,
-            [
-                Fault("log cut off", 7.905, 1.874, 0.22),
-                Fault("damage at rest", 14.006, 1.166, 0.32),
-                Fault("other configuration", 15.535, 1.614, 0.57),
-                Fault("damage at rest", 28.282, 1.126, 0.94),
-            ],
-        ),
-        # A replica that was killed before its first record never started again.
-        (3, [Fault("kill", 0.003, 0.5, 0.1)]),
-        # A slow consumer over Relink, whose client had more than it could take when the hub lost
-        # power, was never connected again: with one message in hand, and with several.
-        (1051, [Fault("power cut", 8.981, 0.41, 0.35)]),
-        (1261, [Fault("power cut", 1.312, 0.566, 0.22), Fault("power cut", 5.018745, 0.917, 0.52)]),
-        # The lake of a leader that ended before its first seal had a gap of ids nobody had used.
-        (
-            10317,
-            [
-                Fault("damage at rest", 1.027, 0.706, 0.09),
-                Fault("sync error", 2.055, 0.526, 0.55),
-                Fault("disk full", 2.101, 2.918, 0.79),
-                Fault("kill", 2.169, 1.839, 0.50),
-                Fault("write error", 2.386, 3.135, 0.95),
-            ],
-        ),
-        # A leader that handed over while it could not reach the log never ended its term.
-        (
-            1092,
-            [Fault("log cut off", 2.897355, 4.0, 0.2168), Fault("hand-over", 3.435333, 0.35, 0.94)],
-        ),
-    ],
-    ids=[
-        "a checkpoint from itself",
-        "killed before the first record",
-        "a slow consumer with one message",
-        "a slow consumer with several",
-        "a lake that begins with a gap",
-        "a hand-over without the log",
-    ],
-)
-def test_what_was_found_stays_away(seed: int, plan: list[Fault]) -> None:
-    assert run_seed(seed, plan).violations == []
+@pytest.mark.parametrize("found", FOUND, ids=lambda found: found.bug.name)
+def test_what_was_found_stays_away(found: FoundBug) -> None:
+    assert run_seed(found.seed, found.plan).violations == []
+    with plant(found.bug):
+        assert run_seed(found.seed, found.plan).violations
+
+
+def test_a_replica_that_is_killed_before_its_first_record_starts_again() -> None:
+    assert run_seed(3, [Fault("kill", 0.003, 0.5, 0.1)]).violations == []
 
 
 def test_the_network_heals_one_link_at_a_time() -> None:

@@ -93,13 +93,17 @@ class Audit:
         server = self._hub.serving
         if server is None:
             return {"the hub is not up": 0}
-        queues = server.hub.queues()
         # A call by eMQP is a job: where no worker is there it waits for one.
-        return {
+        waiting = {
             each.destination: each.length
-            for each in queues
+            for each in server.hub.queues()
             if each.length and not each.is_dead and each.destination != _JOBS
         }
+        # What was published to a topic and not acknowledged, as by eMQP, is delivered, too.
+        for each in server.hub.subscriptions.all():
+            if each.memory.items:
+                waiting[each.title] = len(each.memory.items)
+        return waiting
 
     def _dead(self) -> set[DeliveryKey]:
         """Messages that the hub keeps as dead letters."""

@@ -31,7 +31,7 @@ __all__ = [
     "AVERAGE_BATCH",
     "PROTOCOLS",
     "PROVIDER",
-    "AddressedMachine",
+    "ListeningHub",
     "Program",
     "SimulatedCaller",
     "SimulatedConsumer",
@@ -86,22 +86,22 @@ class ProgramProcess(Protocol):
         """Where it runs."""
 
 
-class AddressedMachine(Protocol):
+class ListeningHub(Protocol):
     """A machine with a hub, and the port of each listener."""
 
     host: str
     ports: dict[str, int]
 
 
-class AddressedMachines(Protocol):
+class HubAddresses(Protocol):
     """The hub that programs use, on one machine or on several."""
 
     @property
-    def machines(self) -> Sequence[AddressedMachine]:
+    def machines(self) -> Sequence[ListeningHub]:
         """All of them."""
 
 
-def _url(protocol: str, hub: AddressedMachines) -> str:
+def _url(protocol: str, hub: HubAddresses) -> str:
     listener = "emqp-clients" if protocol == "emqp" else protocol
     url = f"{protocol}://" + ",".join(
         f"{each.host}:{each.ports[listener]}" for each in hub.machines
@@ -117,7 +117,7 @@ class Program:
     """A program with one client of one protocol."""
 
     def __init__(
-        self, process: ProgramProcess, protocol: str, hub: AddressedMachines, seen: Observations
+        self, process: ProgramProcess, protocol: str, hub: HubAddresses, seen: Observations
     ) -> None:
         self.name = process.name
         self.clients: list[Client | RelinkClient] = []

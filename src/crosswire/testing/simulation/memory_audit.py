@@ -2,7 +2,7 @@
 
 Two views are compared. The hub's own accounts (the budget of connections, the windows of backlogs)
 must be what their holders really have. And a census counts the elements of all containers that can
-be reached from the hub, whatever made them: what grows in one that nobody thought of is found, too.
+be reached from the hub: what grows in one that nobody thought of is found, too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class MemoryAudit:
             total += backlog.memory.accounted_bytes
         held = server.hub.windows.held_bytes
         if held != total:
-            self._world.violate(f"windows have {total} bytes, and their account has {held}")
+            self._world.violate(f"windows have {total} bytes, and count {held}")
 
     def _check_budget(self, server: Server) -> None:
         budget = server.context.budget

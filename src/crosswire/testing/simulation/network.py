@@ -55,7 +55,7 @@ class Timeline(Protocol):
 
 
 class SlowReads(NamedTuple):
-    """A reader that takes at most this many bytes at once, and waits between them."""
+    """How many bytes a slow reader takes at most, and how long it waits for each piece."""
 
     most_bytes: int
     pause_s: float

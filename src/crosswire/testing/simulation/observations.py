@@ -67,7 +67,7 @@ class _Reception(msgspec.Struct):
     held_since: float = 0.0
 
 
-class _SeenMessages:
+class _ConnectionOrder:
     """What a consumer has got on one connection."""
 
     def __init__(self, connection: object, began: float) -> None:
@@ -107,7 +107,7 @@ class Observations:
         self.ids: dict[int, MessageKey] = {}
         self._disturbances = Disturbances(patience)
         self._settle_s = self._disturbances.settle_s
-        self._streams: dict[str, _SeenMessages] = {}
+        self._streams: dict[str, _ConnectionOrder] = {}
         """What consumers got on the connections that they have now."""
         self.errors: dict[str, int] = defaultdict(int)
         self.subscriptions: dict[str, float] = {}
@@ -273,7 +273,7 @@ class Observations:
             return
         stream = self._streams.get(consumer)
         if stream is None or stream.connection is not connection:
-            stream = self._streams[consumer] = _SeenMessages(connection, self._world.now)
+            stream = self._streams[consumer] = _ConnectionOrder(connection, self._world.now)
         if reception.refusals:
             return
         number = stream.numbers.get(key.producer, 0)
