@@ -131,8 +131,10 @@ reference: $(READY)
 screenshots: $(READY) browser
 	$(BIN)/python scripts/make_screenshots.py
 
-# What the scripts share is not run.
-BENCHMARKS = $(filter-out %/from_tests.py %/measure.py,$(wildcard benchmarks/*.py))
+# What the scripts share is not run, and other servers only if asked for, since that may install
+# them: make bench BENCHMARKS=benchmarks/peers.py
+BENCHMARKS = $(filter-out %/from_tests.py %/measure.py %/peer_ends.py %/peers.py,\
+	$(wildcard benchmarks/*.py))
 
 bench: $(READY)
 	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
@@ -159,7 +161,7 @@ sbom: $(READY)
 		--output-file crosswire.cdx.json $(BIN)/python
 
 clean:
-	rm -rf $(VENV) $(VENV)-eventmq $(VENV)-eventmq.lock $(VENV)-sbom crosswire.cdx.json \
+	rm -rf $(VENV) $(VENV)-eventmq $(VENV)-eventmq.lock $(VENV)-peers $(VENV)-sbom crosswire.cdx.json \
 		.mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
 		build dist demo-data crosswire-data
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

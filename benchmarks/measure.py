@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Cost", "Memory", "costs", "line", "processor_s", "rate"]
+__all__ = ["Cost", "Memory", "costs", "family", "line", "processor_s", "rate"]
 
 
 def rate(work: Callable[[], object], amount: int = 1, *, seconds: float = 1.0) -> float:
@@ -56,7 +56,7 @@ def costs(*works: Callable[[], object], rounds: int = 3, warm_up: bool = True) -
 def processor_s() -> float:
     """CPU time of this process and its descendants."""
     ticks = 0
-    for process in _family(os.getpid()):
+    for process in family(os.getpid()):
         try:
             fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -65,7 +65,7 @@ def processor_s() -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _family(process: int) -> set[int]:
+def family(process: int) -> set[int]:
     """A process and its descendants."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -90,7 +90,7 @@ class Memory:
         self._watch = threading.Thread(target=self._sample, daemon=True)
 
     def __enter__(self) -> Memory:
-        for process in _family(self._process):
+        for process in family(self._process):
             try:
                 # Resets the peak that the kernel records.
                 Path(f"/proc/{process}/clear_refs").write_text("5")
@@ -110,7 +110,7 @@ class Memory:
     def _sample(self) -> None:
         while True:
             is_last = self._done.wait(0.1)
-            for process in _family(self._process):
+            for process in family(self._process):
                 try:
                     self._note(process, Path(f"/proc/{process}"))
                 except (OSError, IndexError, ValueError):
