@@ -187,6 +187,8 @@ class GatewayContext:
         """The hub's steady time in seconds since 1970; `hub.wall` has the wall clock's."""
         self._connections = 0
         self._shared: dict[Callable[[GatewayContext], Any], Any] = {}
+        self.on_next_hub: list[Callable[[], None]] = []
+        """Called when another hub starts: releases what the gateways of the last one have left."""
         self._boot = ""
         if hub is not None:
             self.begin(hub)
@@ -194,6 +196,9 @@ class GatewayContext:
     def begin(self, hub: Hub) -> None:
         """A hub starts, and the gateways to come are its own."""
         self.hub = hub
+        for release in self.on_next_hub:
+            release()
+        self.on_next_hub.clear()
         self.gateways.clear()
         self.listeners.clear()
         self._shared.clear()

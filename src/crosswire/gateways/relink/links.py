@@ -80,6 +80,7 @@ class Links:
         self._ends: dict[int, LinkEnd] = {}
         self._cut: dict[int, _CutLink] = {}
         """Links that lost their connection, the oldest first."""
+        context.on_next_hub.append(self._close_accounts)
         self._share = Quota("links", 1, 1.0)
         self._configure_share()
         store = context.hub.store
@@ -226,6 +227,11 @@ class Links:
         """It is no link without a connection, or not any more."""
         cut = self._cut.pop(end.id, None)
         if cut is not None:
+            cut.account.close()
+
+    def _close_accounts(self) -> None:
+        """The hub is gone: what its links held is no longer in memory."""
+        for cut in self._cut.values():
             cut.account.close()
 
     def join(self, end: LinkEnd, gateway: LinkConnection) -> None:
