@@ -37,8 +37,8 @@ FOUND: Final = [
             "await client.unless_ended(self._owner.room())",
             "await self._owner.room()",
         ),
-        34,
-        [Fault("power cut", 6.0, 0.4, 0.35)],
+        19,
+        [Fault("power cut", 3.0, 0.4, 0.35)],
     ),
     FoundBug(
         PlantedBug(
@@ -49,7 +49,7 @@ FOUND: Final = [
             'if "messages" in self._tables and last_row:',
             'if "messages" in self._tables:',
         ),
-        10,
+        5,
         [Fault("kill", 0.0015, 0.5, 0.1)],
     ),
     FoundBug(
@@ -61,7 +61,7 @@ FOUND: Final = [
             " and each.name != self.name",
             "",
         ),
-        3,
+        39,
         [
             Fault("damage at rest", 4.0, 1.1, 0.95),
             Fault("damage at rest", 9.0, 1.1, 0.95),
@@ -77,7 +77,7 @@ FOUND: Final = [
             "elif not is_over:",
             "else:",
         ),
-        15,
+        6,
         [Fault("log cut off", 3.0, 4.0, 0.2168), Fault("hand-over", 3.5, 0.35, 0.94)],
     ),
     FoundBug(
@@ -89,11 +89,7 @@ FOUND: Final = [
             "                self.refused_later.pop(identifier, None)\n",
             "",
         ),
-        68,
-        [
-            Fault("kill", 5.372742, 0.060499, 0.5496),
-            Fault("half-open", 7.772507, 0.219981, 0.263713),
-            Fault("other configuration", 14.308248, 0.384734, 0.753357),
-        ],
+        43,
+        [Fault("kill", at, 0.3, 0.5) for at in (5.0, 9.0, 13.0)],
     ),
 ]

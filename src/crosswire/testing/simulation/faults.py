@@ -31,6 +31,7 @@ _DELAYS_S: Final = (0.05, 0.1, 0.2)
 _LONG: Final = frozenset({"log cut off", "log outage", "log errors", "stale log", "unsafe log"})
 """These end a term only if they last longer than a takeover takes."""
 _LATE: Final = 0.15
+_MOST_KINDS: Final = 6
 _PAIRED: Final = frozenset({"write error", "sync error", "disk full", "slow disk"})
 """A hub whose disk fails often ends while it does."""
 
@@ -477,8 +478,8 @@ REPLICA_KINDS: Final = tuple(KINDS)
 def draw_plan(
     random: Random, duration_s: float, most: int, kinds: Sequence[str] = LOCAL_KINDS
 ) -> FaultPlan:
-    """Some faults within a time; which kinds are frequent differs from seed to seed."""
-    frequent = random.sample(kinds, random.randint(1, len(kinds)))
+    """Some faults within a time, of a few kinds: which ones differs from seed to seed."""
+    frequent = random.sample(kinds, random.randint(1, _MOST_KINDS))
     faults = [
         _draw(random, random.choice(frequent), duration_s) for _ in range(random.randint(0, most))
     ]

@@ -127,7 +127,8 @@ class _Scenario:
         else:
             self.hub = LocalHub(world, _HOSTS[0])
         kinds = LOCAL_KINDS if self.replicated is None else REPLICA_KINDS
-        drawn = draw_plan(self.choices, _FAULTS_S, 12, kinds)
+        # From a source of its own: other faults do not mean other programs.
+        drawn = draw_plan(Random(seed ^ 0xFA17), _FAULTS_S, 12, kinds)
         self.plan = drawn if plan is None else plan
         self.seen = Observations(world, self.hub.durable, max_attempts=_MAX_ATTEMPTS)
         self.folder: Path | None = None
