@@ -169,7 +169,8 @@ class Backlog(ABC):
             self._retries.schedule_expiry(now)
         if memory.loaded < memory.visible:
             memory.check()
-        if self._dispatch.has_eligible or self.drops_oldest:
+        # Without consumers there is nobody to dispatch to; one that attaches touches it.
+        if self.consumers or self.drops_oldest:
             self._loop.touch(self)
 
     def _schedule_expiry(self, now: float) -> None:

@@ -80,11 +80,6 @@ class ConsumerDispatch:
             heapq.heapify(self._eligible)
         return held
 
-    @property
-    def has_eligible(self) -> bool:
-        """Whether a consumer may have capacity: without one there is nobody to dispatch to."""
-        return bool(self._eligible)
-
     def offer(self, consumer: Consumer) -> bool:
         """Its window has free capacity, perhaps. Returns True if that makes a dispatch worthwhile.
 

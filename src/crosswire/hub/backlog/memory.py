@@ -143,9 +143,16 @@ class BacklogMemory:
 
     def add_runs(self, runs: Iterable[AcceptedMessages]) -> None:
         """Add messages, in order of ids, as far as there is room; the rest stays on disk only."""
+        windows = self._windows
         for run in runs:
-            size = sum(run.sizes)
-            if self.takes(len(run.sizes)) and self.waiting_bytes + size <= self.window_bytes:
+            count, size = len(run.sizes), sum(run.sizes)
+            # `takes` for all of it, without a call: a group may be for thousands of queues.
+            if (
+                self.loaded >= self.visible
+                and len(self.ready) + count <= self.window_messages
+                and self.size_bytes - self.held_bytes + size <= self.window_bytes
+                and (windows.held_bytes < windows.limit_bytes or not self.ready)
+            ):
                 self._add_run(run, size)
             elif not self.takes():
                 self.visible = run.envelopes[-1].id
