@@ -61,7 +61,7 @@ FOUND: Final = [
             " and each.name != self.name",
             "",
         ),
-        39,
+        54,
         [
             Fault("damage at rest", 4.0, 1.1, 0.95),
             Fault("damage at rest", 9.0, 1.1, 0.95),
@@ -89,7 +89,7 @@ FOUND: Final = [
             "                self.refused_later.pop(identifier, None)\n",
             "",
         ),
-        43,
+        55,
         [Fault("kill", at, 0.3, 0.5) for at in (5.0, 9.0, 13.0)],
     ),
 ]
