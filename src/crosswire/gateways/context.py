@@ -181,6 +181,8 @@ class GatewayContext:
         """Counts of events: (what, protocol, …). Bounded: no text of a peer is in a key."""
         self.tap: TapSource | None = None
         self.draining = False
+        self.on_ended: list[Callable[[], None]] = []
+        """Called when the hub has ended, once."""
         self.on_reconfigured: list[Callable[[], None]] = []
         """Called when users or settings have changed."""
         self.now = clock or Clock().now
@@ -193,6 +195,7 @@ class GatewayContext:
 
     def begin(self, hub: Hub) -> None:
         """A hub starts, and the gateways to come are its own."""
+        self.end()
         self.hub = hub
         self.gateways.clear()
         self.listeners.clear()
@@ -204,6 +207,13 @@ class GatewayContext:
         hub.commits.request()
         self._boot = f"{boots:x}"
         hub.schedules.may_send = self._may_send
+
+    def end(self) -> None:
+        """The hub has ended, and perhaps another one starts later: what the first one held for
+        peers without a connection counts no more, and is not kept in memory by its account."""
+        for release in self.on_ended:
+            release()
+        self.on_ended.clear()
 
     def _count_boots(self) -> int:
         """How many times this hub was started, this time included: part of connections' names."""

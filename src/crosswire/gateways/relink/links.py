@@ -80,6 +80,7 @@ class Links:
         self._ends: dict[int, LinkEnd] = {}
         self._cut: dict[int, _CutLink] = {}
         """Links that lost their connection, the oldest first."""
+        context.on_ended.append(self._release_all)
         self._share = Quota("links", 1, 1.0)
         self._configure_share()
         store = context.hub.store
@@ -244,6 +245,12 @@ class Links:
         if not end.forgotten:
             self._drop(end)
             end.forget()
+
+    def _release_all(self) -> None:
+        """The hub has ended: its links are in its store, or in that of the next leader."""
+        for cut in self._cut.values():
+            cut.account.close()
+        self._cut.clear()
 
     def forget_revoked(self, is_revoked: Callable[[str, str], bool]) -> None:
         """Forget the links that their users may no longer have, with their connections."""
