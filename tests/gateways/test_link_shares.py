@@ -75,6 +75,20 @@ async def test_what_a_link_without_a_connection_holds_counts(start_server: Start
     assert server.context.counters["evicted", "relink"] == 1
 
 
+async def test_links_of_a_hub_that_has_ended_hold_nothing(start_server: StartServer) -> None:
+    """A replica that leads again has another hub, and the same budget."""
+    server = await start_server(users=USERS)
+    budget = server.context.budget
+    end = cut_link(server, "anna", "queue/q?consume")
+    assert isinstance(end, ConsumeEnd)
+    end._held_bytes = 1 << 20
+    server.context.shared(Links)._cut[end.id].measure_memory()
+    assert budget.held_bytes == 1 << 20
+    server.context.end()
+    assert budget.held_bytes == 0 and not budget.owner("anna").accounts
+    server.context.shared(Links).forget(end)
+
+
 async def test_too_many_queues_end_the_link(start_server: StartServer) -> None:
     """As the protocol asks, without an internal error."""
     server = await start_server()

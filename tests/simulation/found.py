@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from crosswire.client.adapters.relink import _RelinkFeed
+from crosswire.gateways.context import GatewayContext
 from crosswire.hub.cursor import Cursor
 from crosswire.server.lake_feed import LakeFeed
 from crosswire.server.replica import Replica
@@ -91,5 +92,17 @@ FOUND: Final = [
         ),
         55,
         [Fault("kill", at, 0.3, 0.5) for at in (5.0, 9.0, 13.0)],
+    ),
+    FoundBug(
+        PlantedBug(
+            "links of a term that is over keep its hub in memory",
+            "Accounts are closed when links are forgotten.",
+            GatewayContext,
+            "end",
+            "    for release in self.on_ended:\n        release()\n",
+            "",
+        ),
+        30006,
+        [Fault("log outage", 10.045887, 5.519495, 0.228339)],
     ),
 ]

@@ -181,24 +181,22 @@ class GatewayContext:
         """Counts of events: (what, protocol, …). Bounded: no text of a peer is in a key."""
         self.tap: TapSource | None = None
         self.draining = False
+        self.on_ended: list[Callable[[], None]] = []
+        """Called when the hub has ended, once."""
         self.on_reconfigured: list[Callable[[], None]] = []
         """Called when users or settings have changed."""
         self.now = clock or Clock().now
         """The hub's steady time in seconds since 1970; `hub.wall` has the wall clock's."""
         self._connections = 0
         self._shared: dict[Callable[[GatewayContext], Any], Any] = {}
-        self.on_next_hub: list[Callable[[], None]] = []
-        """Called when another hub starts: releases what the gateways of the last one have left."""
         self._boot = ""
         if hub is not None:
             self.begin(hub)
 
     def begin(self, hub: Hub) -> None:
         """A hub starts, and the gateways to come are its own."""
+        self.end()
         self.hub = hub
-        for release in self.on_next_hub:
-            release()
-        self.on_next_hub.clear()
         self.gateways.clear()
         self.listeners.clear()
         self._shared.clear()
@@ -209,6 +207,13 @@ class GatewayContext:
         hub.commits.request()
         self._boot = f"{boots:x}"
         hub.schedules.may_send = self._may_send
+
+    def end(self) -> None:
+        """The hub has ended, and perhaps another one starts later: what the first one held for
+        peers without a connection counts no more, and is not kept in memory by its account."""
+        for release in self.on_ended:
+            release()
+        self.on_ended.clear()
 
     def _count_boots(self) -> int:
         """How many times this hub was started, this time included: part of connections' names."""

@@ -388,6 +388,7 @@ class Server:
         if self._tap is not None:
             await self._tap.stop()
         self.log = self._lake = self._tap = self.checkpoints = None
+        self.context.end()
         self.on_role()
 
     @property
@@ -558,6 +559,7 @@ class Server:
         hub.commits.abandon()
         # The store stays open: the replica may be syncing it on a thread.
         self._hub, self.started_at = None, 0.0
+        self.context.end()
 
     def _close_protocols(self) -> None:
         """No new connections, but to HTTP."""

@@ -32,7 +32,8 @@ class MemoryDisk:
         self.rows: dict[bytes, bytes] = {}
         self._keys: list[bytes] | None = []
         self.unsynced: list[list[Operation]] = []
-        self.cuts = 0
+        self.boots = 0
+        """How many times the power came back."""
         self.unreadable: set[bytes] = set()
         self.copies: dict[bytes, bytes] | None = {}
         self.mark: LogMark | None = None
@@ -74,7 +75,7 @@ class MemoryDisk:
         self.unsynced.clear()
         self.rows = dict(self._synced)
         self._keys = None
-        self.cuts += 1
+        self.boots += 1
 
     @staticmethod
     def _apply(rows: dict[bytes, bytes], operations: list[Operation]) -> None:
@@ -125,7 +126,7 @@ class MemoryStore(Store):
         return 1 << 20
 
     def _running(self) -> bytes:
-        return b"%d" % self.disk.cuts
+        return b"memory %d" % self.disk.boots
 
     def _load_copies(self) -> Copies:
         values = self.disk.copies

@@ -80,7 +80,7 @@ class Links:
         self._ends: dict[int, LinkEnd] = {}
         self._cut: dict[int, _CutLink] = {}
         """Links that lost their connection, the oldest first."""
-        context.on_next_hub.append(self._close_accounts)
+        context.on_ended.append(self._release_all)
         self._share = Quota("links", 1, 1.0)
         self._configure_share()
         store = context.hub.store
@@ -229,11 +229,6 @@ class Links:
         if cut is not None:
             cut.account.close()
 
-    def _close_accounts(self) -> None:
-        """The hub is gone: what its links held is no longer in memory."""
-        for cut in self._cut.values():
-            cut.account.close()
-
     def join(self, end: LinkEnd, gateway: LinkConnection) -> None:
         """Connect a link. Raises LinkStateError."""
         end.join(gateway)
@@ -250,6 +245,12 @@ class Links:
         if not end.forgotten:
             self._drop(end)
             end.forget()
+
+    def _release_all(self) -> None:
+        """The hub has ended: its links are in its store, or in that of the next leader."""
+        for cut in self._cut.values():
+            cut.account.close()
+        self._cut.clear()
 
     def forget_revoked(self, is_revoked: Callable[[str, str], bool]) -> None:
         """Forget the links that their users may no longer have, with their connections."""
