@@ -102,7 +102,7 @@ FOUND: Final = [
             "    for release in self.on_ended:\n        release()\n",
             "",
         ),
-        30006,
+        39,
         [Fault("log outage", 10.045887, 5.519495, 0.228339)],
     ),
 ]
