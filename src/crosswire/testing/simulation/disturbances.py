@@ -13,6 +13,7 @@ Everything that a fault touches is noted under a name, when it begins and when i
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
@@ -42,14 +43,20 @@ class Disturbances:
         that has lost its connection tries again after one at most."""
         self.unnoticed_s = _UNNOTICED_S * patience
         """How long the end of a connection may be unnoticed when the network loses packets."""
+        self.link_s = _LINK_S * patience
+        """How long the hub keeps a link without a connection: it waits 60 s for the peer."""
         self.held_s = (_UNNOTICED_S + _LINK_S) * patience
-        """How long the hub keeps a link whose program is gone: it waits 60 s for the peer, once it
-        has noticed."""
+        """How long it keeps a link whose program is gone, perhaps unnoticed."""
         self._times: dict[str, list[float]] = defaultdict(list)
 
     def note(self, who: str, now: float) -> None:
         """Something happened to it."""
         self._times[who].append(now)
+
+    def last(self, who: str) -> float:
+        """When it was disturbed last; minus infinity if it never was."""
+        times = self._times[who]
+        return times[-1] if times else -math.inf
 
     def happened(self, who: Iterable[str], first: float, last: float) -> bool:
         """Whether one of them was disturbed in this time."""

@@ -173,6 +173,13 @@ class Observations:
         """Whether the hub was killed, or lost power."""
         return self._disturbances.happened(("crash",), 0.0, self._world.now)
 
+    def forgotten_at(self, *, has_links: bool) -> float:
+        """When the hub has nothing of programs that end now, or have ended before: half-open
+        connections have to be noticed first."""
+        now, disturbances = self._world.now, self._disturbances
+        noticed_at = max(now, disturbances.last("network") + disturbances.unnoticed_s)
+        return noticed_at + (disturbances.link_s if has_links else 0.0)
+
     def disturbed(self, who: str) -> None:
         """Something was done to it: see `disturbances`."""
         self._disturbances.note(who, self._world.now)

@@ -57,8 +57,6 @@ _WORK_S: Final = (0.01, 0.02, 0.2)
 """What consumers need for some messages: those that need long have several when they leave."""
 _WATCH_S: Final = 0.25
 _MEMORY_S: Final = 0.5
-_FORGOTTEN_S: Final = 75.0
-"""How long a hub keeps anything for a program that is gone: links of Relink for 60 s."""
 _RESTARTED_S: Final = 30.0
 _FAULTS_S: Final = 15.0
 _SETTLED_S: Final = 5.0
@@ -324,7 +322,7 @@ class _Scenario:
         for each in self._programs:
             each.kill()
         has_links = any(each.is_held for each in self._programs)
-        world.run(world.now + (_FORGOTTEN_S if has_links else _SETTLED_S))
+        world.run(self.seen.forgotten_at(has_links=has_links) + _SETTLED_S)
         server = self.hub.serving
         if server is None:
             world.violate("the hub is not up, though all faults have ended")
