@@ -32,6 +32,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection as Pipe
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -315,21 +316,33 @@ def throughput(server: Server, count: int) -> tuple[float, float]:
         process = _processes.Process(target=body, args=(server, count, taken, theirs), daemon=True)
         process.start()
         theirs.close()
-        ours.recv()
-        pipes.append(ours)
         processes.append(process)
+        pipes.append(ours)
+        _result(server, ours)
     try:
         server.wait()
         before = server.cpu_s()
         for pipe in pipes:
             pipe.send(True)
-        ended, started = (pipe.recv() for pipe in pipes)
+        times: dict[Pipe, float] = {}
+        while len(times) < len(pipes):
+            for pipe in wait([pipe for pipe in pipes if pipe not in times]):
+                times[pipe] = _result(server, pipe)
         server.wait()
+        ended, started = (times[pipe] for pipe in pipes)
         return ended - started, server.cpu_s() - before
     finally:
         for process in processes:
             process.terminate()
             process.join()
+
+
+def _result(server: Server, pipe: Any) -> float:
+    try:
+        found: float = pipe.recv()
+    except EOFError:
+        raise SystemExit(f"{server.name}: a process of the load ended early") from None
+    return found
 
 
 def latency(server: Server, count: int) -> float:
@@ -430,6 +443,8 @@ def main() -> None:
     parser.add_argument("--only", choices=MODES, action="append", help="both by default")
     parser.add_argument("--server", choices=_STARTS, action="append", help="all by default")
     options = parser.parse_args()
+    # Servers have sessions of their own, and would stay: end them in order.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     wanted = options.server or list(_STARTS)
     install(wanted)
     names = [name for name in wanted if _program(name)]
