@@ -218,6 +218,29 @@ def test_however_often_it_is_killed_on_a_full_disk_it_opens(mount: Path) -> None
     assert reserve.stat().st_size >= 2 * MIB - 512 * 1024
 
 
+def test_it_takes_what_is_left_while_others_write(
+    mount: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between a look at the free space and the allocation a page of it was taken: an engine that
+    merges tables does that right after opening."""
+    mount_disk(mount, 32 * MIB)
+    filler = fill(mount)
+    os.truncate(filler, filler.stat().st_size - 2 * MIB)
+    taken = iter([4096] * 5)
+
+    def looked_up(path: Path) -> int:
+        """What was free just before the next page was taken."""
+        free = free_bytes(path)
+        with (mount / "other").open("ab") as other:
+            other.write(bytes(next(taken, 0)))
+        return free
+
+    monkeypatch.setattr("crosswire.store.reserve.free_bytes", looked_up)
+    reserve = Reserve(mount, MIB)
+    reserve.keep()
+    assert reserve.size_bytes >= 2 * MIB - 512 * 1024
+
+
 def test_small_writes_use_the_reserve_of_a_full_disk(mount: Path) -> None:
     mount_disk(mount, 32 * MIB)
     reserve = Reserve(mount, MIB)

@@ -32,6 +32,7 @@ _LEAST_BYTES: Final = 2 << 20
 """What stays of that for the next start: small writes get no more of it."""
 _MARGIN_BYTES: Final = 64 << 10
 """Left free beside the reserve, for what the engine writes on threads of its own."""
+_ATTEMPTS: Final = 8
 _SMALL_BYTES: Final = 256 << 10
 _STEP_BYTES: Final = 1 << 20
 _PAGE_BYTES: Final = 4096
@@ -170,12 +171,21 @@ class Reserve:
             # Ahead of the log, so that this is rare while it grows.
             ahead = needed + max(needed - _FIRST_BYTES, _STEP_BYTES)
             if not self._allocate(_rounded(min(ahead, self._most_bytes))):
-                self._allocate(min(_rounded(needed, _PAGE_BYTES), self._obtainable_bytes()))
+                self._allocate_part(_rounded(needed, _PAGE_BYTES))
         size = self.size_bytes
         self.is_held = size >= needed or not self._can_allocate
         # At its full size, nothing has to be checked while the log grows.
         is_final = size >= self._most_bytes or not self._can_allocate
         self._slack_bytes = self._most_bytes if is_final else size - needed
+
+    def _allocate_part(self, size: int) -> None:
+        """As much of `size` as there is room for. The engine's own threads and other processes
+        write at the same time, and a page that they took makes the whole allocation fail: then it
+        is tried with less."""
+        for attempt in range(_ATTEMPTS):
+            obtainable = self._obtainable_bytes() - attempt * _MARGIN_BYTES
+            if self._allocate(min(size, obtainable)) or not self._can_allocate:
+                return
 
     def _obtainable_bytes(self) -> int:
         """How large it can be made. Some is left free, as far as the next start can do without."""
