@@ -3,11 +3,11 @@
     python -m tests.web.overview_cost [--queues 100000] [--connections 10000] [--rounds 7]
 
 A hub in its own process gets the queues (one in a hundred is a topic), each with a message, and
-the connections. Then each
-request of the console's overview and lists is made several times, while a probe, one more
-connection, sends pings: the longest time between a ping and its pong is how long the event loop
-was held. Of all rounds of a request the median counts, since other programs hold the probe up as
-well, but not every time. The hub's own measure of its turns is not disturbed by them.
+the connections, which all consume one queue. Then each request of the console's overview and lists
+is made several times, while a probe, one more connection, sends pings: the longest time between a
+ping and its pong is how long the event loop was held. Of all rounds of a request the median counts,
+since other programs hold the probe up as well, but not every time. The hub's own measure of its
+turns is not disturbed by them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from contextlib import ExitStack, closing, contextmanager
 import msgspec
 
 from crosswire.cli.bench.hub import StartedHub, started_hub
-from crosswire.wire.emp.frames import Hello, Ping, serialize
+from crosswire.wire.emp.frames import Hello, Ping, Request, serialize, serialize_call
 
 __all__ = ["OVERVIEW", "REQUESTS", "SEARCHES", "RequestCost", "measure"]
 
@@ -50,6 +50,9 @@ REQUESTS = (
     "/v1/queues?contains=99&limit=50",
     "/v1/queues?contains=nothing&limit=50",
     "/v1/queues/many/q77?messages=20",
+    "/v1/queues/busy?messages=1000",
+    "/v1/consumers?queue=busy&limit=50",
+    "/v1/consumers?queue=busy&sort=held&limit=1000",
     "/v1/dead?limit=10",
     "/v1/connections?sort=in&limit=50",
     "/v1/connections?sort=age&limit=50",
@@ -71,6 +74,8 @@ SEARCHES = (
 
 _HELLO = serialize(Hello(1))
 _PING = serialize(Ping())
+_BUSY = "queue/busy"
+"""What all connections consume."""
 _BATCH = 2_000
 _PAUSE_S = 0.2
 _IDLE_S = 2.0
@@ -128,9 +133,10 @@ def measure(queues: int, connections: int, rounds: int) -> tuple[float, list[Req
         with closing(_Http(hub)) as first:
             _fill(first, queues)
         for _ in range(connections):
-            opened.enter_context(_connection(hub))
+            _consume(opened.enter_context(_connection(hub)))
         # New ones: the hub closes those that are idle for as long as all this takes.
         with closing(_Http(hub)) as second:
+            _send(second, [_BUSY] * (2 * connections))
             _wait_for_totals(second, queues, connections)
         with probing(hub) as probe:
             idle = statistics.median(_idle(probe) for _ in range(rounds))
@@ -160,13 +166,15 @@ class _Http:
 
 
 def _fill(hub: _Http, queues: int) -> None:
-    for start in range(0, queues, _BATCH):
-        names = range(start, min(start + _BATCH, queues))
-        # One in a hundred is a topic.
-        messages = [
-            {"destination": f"{'queue' if n % 100 else 'topic'}/many/q{n}", "text": "x"}
-            for n in names
-        ]
+    # One in a hundred is a topic.
+    _send(hub, [f"{'queue' if n % 100 else 'topic'}/many/q{n}" for n in range(queues)])
+
+
+def _send(hub: _Http, destinations: list[str]) -> None:
+    """A message to each."""
+    for start in range(0, len(destinations), _BATCH):
+        batch = destinations[start : start + _BATCH]
+        messages = [{"destination": each, "text": "x"} for each in batch]
         hub.send("POST", "/v1/messages", msgspec.json.encode({"messages": messages}))
 
 
@@ -177,6 +185,12 @@ def _connection(hub: StartedHub) -> Iterator[socket.socket]:
         connection.sendall(_HELLO)
         assert _receive(connection)[0] == 0, "the hub's hello"
         yield connection
+
+
+def _consume(connection: socket.socket) -> None:
+    subscribe = msgspec.json.encode({"destination": _BUSY, "window": 4})
+    connection.sendall(serialize(Request(1, serialize_call("$subscribe", subscribe))))
+    assert b'"success"' in (answer := _receive(connection)), answer
 
 
 def _receive(connection: socket.socket) -> bytes:

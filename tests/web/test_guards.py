@@ -177,7 +177,7 @@ async def test_a_mistake_of_ours_is_told_and_logged(
     def fail(_self: object) -> None:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr("crosswire.hub.services.Services.all", fail)
+    monkeypatch.setattr("crosswire.hub.services.Services.names", fail)
     status, body = await web.ask("GET /v1/services HTTP/1.1\nhost: localhost")
     assert (status, b'"error":"internal"' in body, b"secret" in body) == (500, True, False)
     assert "a secret" in caplog.text

@@ -96,7 +96,7 @@ async def test_lists(web: WebHub) -> None:
     assert providers == []
 
 
-@pytest.mark.parametrize("path", ["/v1/state", "/v1/damage", "/v1/ingest"])
+@pytest.mark.parametrize("path", ["/v1/state", "/v1/damage", "/v1/ingest", "/v1/staged"])
 async def test_state_needs_the_right_to_observe(web: WebHub, path: str) -> None:
     assert await web.get(path, token=WATCH.token)
     assert (await refusal(web.get(path, token=ANNA.token))).code == "forbidden"

@@ -62,7 +62,11 @@ def _doing(connection: dict[str, Any]) -> str:
         f"consumes {each['destination']}" + (f" ({each['held']} held)" if each["held"] else "")
         for each in connection["consumes"]
     ]
+    if more := connection["consumer_count"] - len(connection["consumes"]):
+        parts.append(f"consumes {more:,} more")
     parts += [f"serves {name}" for name in connection["serves"]]
+    if more := connection["service_count"] - len(connection["serves"]):
+        parts.append(f"serves {more:,} more")
     if connection["calls"]:
         parts.append(f"waits for {plural(connection['calls'], 'response')}")
     if connection["congested"]:

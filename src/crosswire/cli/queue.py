@@ -224,6 +224,8 @@ def _show(options: argparse.Namespace) -> int:
             for each in answer["consumers"]
         ]
         print_table(head, rows)
+        if answer["consumer_count"] > len(rows):
+            print(f"… of {plural(answer['consumer_count'], 'consumer')}")
     if answer["messages"]:
         print()
         found = [

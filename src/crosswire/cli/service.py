@@ -57,7 +57,7 @@ def _list(options: argparse.Namespace) -> int:
     rows = [
         (
             harmless(each["name"]),
-            len(each["providers"]),
+            each["provider_count"],
             rate(each["calls_per_s"]),
             rate(each["errors_per_s"]),
             each["waiting"],
@@ -100,4 +100,6 @@ def _show(options: argparse.Namespace) -> int:
     ]
     head = ("provider", "protocol", "principal", ">calls", ">free")
     print_table(head, rows, empty="no providers that you may see")
+    if found["provider_count"] > len(rows):
+        print(f"… of {plural(found['provider_count'], 'provider')}")
     return 0

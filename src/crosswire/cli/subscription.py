@@ -100,7 +100,7 @@ def _list(options: argparse.Namespace) -> int:
             _lag(each),
             duration(each["lag_s"]),
             each["held"],
-            len(each["consumers"]),
+            each["consumer_count"],
             each["dead_letters"],
         )
         for each in answer["subscriptions"]
@@ -148,6 +148,8 @@ def _show(options: argparse.Namespace) -> int:
     print()
     head = ("consumer", "protocol", "principal", ">held", ">free")
     print_table(head, rows, empty="no consumers")
+    if found["consumer_count"] > len(rows):
+        print(f"… of {plural(found['consumer_count'], 'consumer')}")
     return 0
 
 

@@ -180,7 +180,7 @@ def _topics(topics: list[dict[str, Any]]) -> _Table:
             rate(each["rates"]["delivered"]),
             each["published"],
             each["subscribers"],
-            len(each["subscriptions"]),
+            each["subscription_count"],
         )
         for each in topics
     ]
@@ -196,7 +196,7 @@ def _services(services: list[dict[str, Any]]) -> _Table:
             each["waiting"],
             duration(each["p50_s"]) if each["p50_s"] else "-",
             duration(each["p99_s"]) if each["p99_s"] else "-",
-            len(each["providers"]),
+            each["provider_count"],
         )
         for each in services
     ]

@@ -149,9 +149,19 @@ class Attachment(ABC):
     """A gateway's handle on a queue or topic that it gets messages from.
 
     `settle` and `refuse` ignore ids that it does not hold: a lease may have run out meanwhile.
+    `number` is larger than that of all that were made before it.
     """
 
-    __slots__ = ("destination", "is_open", "matches", "peer", "receiver", "weight", "window")
+    __slots__ = (
+        "destination",
+        "is_open",
+        "matches",
+        "number",
+        "peer",
+        "receiver",
+        "weight",
+        "window",
+    )
 
     def __init__(
         self,
@@ -169,6 +179,7 @@ class Attachment(ABC):
         self.window = window
         self.weight = weight
         self.matches = matches
+        self.number = next(_numbers)
         self.is_open = True
         window.join(self)
 
@@ -280,7 +291,6 @@ class Consumer(Attachment):
         "is_listed",
         "last_used",
         "lease_s",
-        "number",
         "seen_id",
         "seen_returns",
     )
@@ -301,7 +311,6 @@ class Consumer(Attachment):
             backlog.destination, receiver, peer=peer, window=window, weight=weight, matches=matches
         )
         self._backlog = backlog
-        self.number = next(_numbers)
         self.held: dict[int, Item] = {}
         self.lease_s = lease_s
         self.choice = choice

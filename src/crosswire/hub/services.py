@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Final, Protocol, TypeAlias
 
 from crosswire.commitlog.contract import AcceptedMessages
@@ -37,6 +38,8 @@ _ENDED: Final = 256
 _URGENT: Final = 1 << 30
 """The weight of providers: a caller waits for the answer, so they are woken before the consumers
 that share their window."""
+
+_numbers = count()
 
 
 Answer: TypeAlias = Envelope | CallError | DestinationFull | InvalidDestination | InvalidEnvelope
@@ -95,13 +98,15 @@ class Call:
 
 
 class Provider:
-    """Answers calls of one or more services, at most `window` at a time."""
+    """Answers calls of one or more services, at most `window` at a time; `number` is larger than
+    that of all that were made before it."""
 
     __slots__ = (
         "_services",
         "calls",
         "is_open",
         "names",
+        "number",
         "peer",
         "receiver",
         "weight",
@@ -119,6 +124,7 @@ class Provider:
         self._services = services
         self.receiver = receiver
         self.names = list(names)
+        self.number = next(_numbers)
         self.peer = peer
         self.window = window
         self.weight = _URGENT
@@ -287,6 +293,11 @@ class Services:
         """Every provider, once."""
         found = {each: None for service in self._services.values() for each in service.providers}
         return list(found)
+
+    def of(self, name: str) -> list[Provider]:
+        """The providers of a service, by its destination."""
+        service = self._services.get(name)
+        return [] if service is None else list(service.providers)
 
     def providers(self) -> dict[str, list[LedgerPeer]]:
         """Whose providers serve which service, by destination."""

@@ -8,6 +8,7 @@ from crosswire.web.analyses import ANALYSIS_OPERATIONS
 from crosswire.web.checkpoints import CHECKPOINT_OPERATIONS
 from crosswire.web.configuration import CONFIGURATION_OPERATIONS
 from crosswire.web.connections import CONNECTION_OPERATIONS
+from crosswire.web.consumer_lists import CONSUMER_OPERATIONS
 from crosswire.web.contract import Operation
 from crosswire.web.damage import DAMAGE_OPERATIONS
 from crosswire.web.dead import DEAD_OPERATIONS
@@ -44,6 +45,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *SUBSCRIPTION_OPERATIONS,
     *SERVICE_OPERATIONS,
     *CONNECTION_OPERATIONS,
+    *CONSUMER_OPERATIONS,
     *SEARCH_OPERATIONS,
     *LIVE_OPERATIONS,
     *FRAME_OPERATIONS,

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from itertools import islice
+from typing import Final, Literal
 
 import msgspec
 
 from crosswire.errors import UnknownMessage
 from crosswire.gateways.context import ClosedConnection, ConnectedPeer
-from crosswire.hub.attachment import Attachment, Consumer
 from crosswire.hub.ledger import Step
 from crosswire.server.activity import Activity
+from crosswire.web.consumers import SHOWN_WITH_ROW, ConsumerRow, consumer_rows
 from crosswire.web.contract import Operation, OperationRequest
 from crosswire.web.paging import ListQuery, SortKey, page_of
 from crosswire.web.times import Moment, at_s
 from crosswire.wire.clauses import clause_of
 
-__all__ = ["CONNECTION_OPERATIONS"]
-
-
-class SubscribedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A destination that a connection consumes."""
-
-    destination: str
-    held: int
-    """Messages that it got and has not settled."""
-    free: int
-    """How many more it takes."""
+__all__ = ["CONNECTION_OPERATIONS", "find_connection"]
 
 
 class ConnectionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +34,14 @@ class ConnectionRow(msgspec.Struct, frozen=True, kw_only=True):
     """What the peer calls itself, in MicroMsg2 and eMQP."""
     since: Moment
     """When it connected."""
-    consumes: list[SubscribedRow]
+    consumes: list[ConsumerRow]
+    """Up to 20 of its consumers; `/v1/consumers?connection=` lists all."""
+    consumer_count: int
+    """How many consumers it has."""
     serves: list[str]
+    """Up to 20 of the services that it provides; `/v1/services?connection=` lists all."""
+    service_count: int
+    """How many services it provides."""
     calls: int
     """Calls of its own that are not answered yet."""
     congested: bool
@@ -184,6 +181,7 @@ def _connection(ask: OperationRequest, gateway: ConnectedPeer) -> ConnectionRow:
     now = ask.now()
     activity = ask.server.metrics.connections.get(gateway.id) or Activity(now)
     session = gateway.session
+    services = (name for each in gateway.providers for name in each.names)
     return ConnectionRow(
         id=gateway.id,
         protocol=gateway.protocol,
@@ -192,8 +190,10 @@ def _connection(ask: OperationRequest, gateway: ConnectedPeer) -> ConnectionRow:
         principal=gateway.principal,
         client=gateway.client_name,
         since=at_s(gateway.hub.wall.at(gateway.since)),
-        consumes=[_taking(each) for each in gateway.attachments],
-        serves=sorted(name for each in gateway.providers for name in each.names),
+        consumes=consumer_rows(gateway.attachments),
+        consumer_count=len(gateway.attachments),
+        serves=sorted(islice(services, SHOWN_WITH_ROW)),
+        service_count=sum(len(each.names) for each in gateway.providers),
         calls=len(gateway.calls),
         congested=session.congested,
         received_bytes=session.received_bytes,
@@ -203,13 +203,6 @@ def _connection(ask: OperationRequest, gateway: ConnectedPeer) -> ConnectionRow:
         accepted_per_s=round(activity.rate(now, Step.ACCEPTED), 3),
         delivered_per_s=round(activity.rate(now, Step.DELIVERED), 3),
         silent_s=round(session.silent_s(), 3),
-    )
-
-
-def _taking(attachment: Attachment) -> SubscribedRow:
-    held: Any = attachment.held if isinstance(attachment, Consumer) else ()
-    return SubscribedRow(
-        destination=attachment.destination, held=len(held), free=max(attachment.window.free, 0)
     )
 
 

@@ -1,16 +1,31 @@
-"""Consumers of a queue or a named subscription, and rates, as lists show them."""
+"""Consumers as responses show them, and the rates of what they consume."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from itertools import islice
+from typing import Any, Final
+
 import msgspec
 
-from crosswire.hub.attachment import Consumer
+from crosswire.hub.attachment import Attachment, Consumer
 from crosswire.hub.ledger import Step
 from crosswire.server.activity import Activity
 from crosswire.web.contract import OperationRequest
 
-__all__ = ["ConsumerRow", "FlowRates", "consumer_row", "flow_of", "is_own_or_observed"]
+__all__ = [
+    "SHOWN_WITH_ROW",
+    "ConsumerRow",
+    "FlowRates",
+    "consumer_row",
+    "consumer_rows",
+    "flow_of",
+    "is_own_or_observed",
+]
 
+SHOWN_WITH_ROW: Final = 20
+"""How many of what a queue, service or connection has are shown with it, in each row of a list:
+peers may have thousands. Lists of their own have all."""
 _IN = (Step.ACCEPTED,)
 _OUT = (Step.DELIVERED,)
 _SETTLED = (Step.SETTLED,)
@@ -18,11 +33,13 @@ _FAILED = (Step.REFUSED, Step.RETURNED)
 
 
 class ConsumerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer of a queue or of a named subscription."""
+    """Something that a connection consumes."""
 
     connection: str
     protocol: str
     principal: str
+    destination: str
+    """The queue, or the pattern of topics."""
     held: int
     """Messages that it got and has not settled."""
     free: int
@@ -66,15 +83,22 @@ def rates_of(activity: Activity, now: float) -> FlowRates:
     )
 
 
-def consumer_row(consumer: Consumer) -> ConsumerRow:
+def consumer_rows(attachments: Collection[Attachment]) -> list[ConsumerRow]:
+    """Some of them, for a response about something else."""
+    return [consumer_row(each) for each in islice(attachments, SHOWN_WITH_ROW)]
+
+
+def consumer_row(attachment: Attachment) -> ConsumerRow:
     """A consumer with what it holds."""
+    held: Any = attachment.held if isinstance(attachment, Consumer) else ()
     return ConsumerRow(
-        connection=consumer.peer.connection,
-        protocol=consumer.peer.protocol,
-        principal=consumer.peer.principal,
-        held=len(consumer.held),
-        free=max(consumer.window.free, 0),
-        weight=consumer.weight,
+        connection=attachment.peer.connection,
+        protocol=attachment.peer.protocol,
+        principal=attachment.peer.principal,
+        destination=attachment.destination,
+        held=len(held),
+        free=max(attachment.window.free, 0),
+        weight=attachment.weight,
     )
 
 

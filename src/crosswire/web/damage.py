@@ -9,6 +9,7 @@ import msgspec
 from crosswire.store.damage import DamageEntry
 from crosswire.web.contract import Operation, OperationRequest
 from crosswire.web.paging import ListQuery, page_of
+from crosswire.web.state import stopped_titles
 from crosswire.web.times import Moment, at_s
 
 __all__ = ["DAMAGE_OPERATIONS"]
@@ -36,8 +37,8 @@ class DamageReport(msgspec.Struct, frozen=True):
     next: str
     """The cursor of the next page; empty after the last."""
     stopped: list[str]
-    """Queues and subscriptions that deliver nothing until `crosswire store repair`, acknowledged or
-    not."""
+    """Up to 100 queues and subscriptions that deliver nothing until `crosswire store repair`,
+    acknowledged or not."""
 
 
 class AcknowledgedDamage(msgspec.Struct, frozen=True):
@@ -61,7 +62,7 @@ async def show_damage(ask: OperationRequest) -> DamageReport:
         entries = list(enumerate(hub.store.damages.entries))
         page, following = await page_of(entries, lambda entry: (entry[0], ""), query, turn)
     damage = [_row(entry) for _, entry in page]
-    return DamageReport(damage, following, [each.title for each in hub.stopped()])
+    return DamageReport(damage, following, stopped_titles(hub))
 
 
 def _row(entry: DamageEntry) -> DamageRow:

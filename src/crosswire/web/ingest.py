@@ -7,6 +7,7 @@ commits one attempt per task. A batch that is committed again is not sent again.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Annotated, Final
@@ -174,19 +175,26 @@ class StagedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProducerRows(msgspec.Struct, frozen=True):
-    """A page of producers, and batches that are not committed."""
+    """A page of producers."""
 
     producers: list[ProducerRow]
+    next: str
+    """The cursor of the next page; empty after the last."""
+
+
+class StagedRows(msgspec.Struct, frozen=True):
+    """A page of batches that are not committed."""
+
     staged: list[StagedRow]
-    """Batches that are not committed."""
+    """The batches, by user, producer and number."""
     staged_bytes: int
-    """The size of all that is staged."""
+    """The size of all that is staged, on other pages as well."""
     next: str
     """The cursor of the next page; empty after the last."""
 
 
 async def list_producers(ask: OperationRequest) -> ProducerRows:
-    """A page of producers with their last batches, and what is staged."""
+    """A page of producers with their last batches."""
     query: NameQuery = ask.query
     staging = ask.hub.staging
     producers = staging.producers()
@@ -209,20 +217,35 @@ async def list_producers(ask: OperationRequest) -> ProducerRows:
             )
             for owner in page
         ],
-        [
-            StagedRow(
-                principal=owner.principal,
-                producer=owner.producer,
-                batch=batch,
-                attempts=len(attempts),
-                messages=sum(each.messages for each in attempts),
-                size_bytes=sum(each.size_bytes for each in attempts),
-            )
-            for owner, batch, attempts in staging.waiting()
-        ],
-        staging.staged_bytes,
         following,
     )
+
+
+async def list_staged(ask: OperationRequest) -> StagedRows:
+    """A page of the batches that are not committed."""
+    query: NameQuery = ask.query
+    staging = ask.hub.staging
+
+    def key(row: StagedRow) -> SortKey | None:
+        name = f"{row.principal}\0{row.producer}\0{row.batch:020}"
+        return (0.0, name) if query.contains in row.producer else None
+
+    async with ask.work.turn() as turn:
+        page, following = await page_of(_staged(ask), key, query, turn)
+    return StagedRows(page, staging.staged_bytes, following)
+
+
+def _staged(ask: OperationRequest) -> Iterator[StagedRow]:
+    # A copy: batches come and go between the turns in which it is read.
+    for owner, batch, attempts in list(ask.hub.staging.waiting()):
+        yield StagedRow(
+            principal=owner.principal,
+            producer=owner.producer,
+            batch=batch,
+            attempts=len(attempts),
+            messages=sum(each.messages for each in attempts),
+            size_bytes=sum(each.size_bytes for each in attempts),
+        )
 
 
 class OwnerQuery(msgspec.Struct, frozen=True):
@@ -256,10 +279,21 @@ INGEST_OPERATIONS: Final = (
         tag="bulk",
         method="GET",
         path="/v1/ingest",
-        summary="Producers of batches with their last commits, and what is staged",
+        summary="Producers of batches with their last commits",
         handler=list_producers,
         query=NameQuery,
         answer=ProducerRows,
+        needs="observe",
+    ),
+    Operation(
+        name="list_staged",
+        tag="bulk",
+        method="GET",
+        path="/v1/staged",
+        summary="Batches that are staged and not committed",
+        handler=list_staged,
+        query=NameQuery,
+        answer=StagedRows,
         needs="observe",
     ),
     Operation(

@@ -23,6 +23,7 @@ from crosswire.web.contract import EVENT_STREAM, Chunks, Operation, OperationReq
 from crosswire.web.event_stream import EventBuffer, stream_events
 from crosswire.web.messages import show_message
 from crosswire.web.property_filter import FilterText, property_predicate
+from crosswire.web.state import stopped_titles
 from crosswire.web.times import at_s
 
 __all__ = ["LIVE_OPERATIONS"]
@@ -85,7 +86,7 @@ class _HubWatch:
                 "draining": server.context.draining,
                 "has_room": hub.store.has_room(server.context.now()),
                 "damage": len(hub.store.damages.entries),
-                "stopped": [each.title for each in hub.stopped()][:_MOST_EACH],
+                "stopped": stopped_titles(hub),
                 "waiting_for_restart": server.waiting_for_restart,
                 "users": len(server.context.access.users()),
                 "dead_letters": server.statistics.totals[3],

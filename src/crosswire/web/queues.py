@@ -10,13 +10,14 @@ import msgspec
 
 from crosswire.envelope import MICROSECONDS, Envelope
 from crosswire.errors import InvalidDestination, UnknownMessage
+from crosswire.hub.attachment import Consumer
 from crosswire.hub.ledger import LedgerPeer, Step
 from crosswire.hub.policies import QueuePolicy
 from crosswire.hub.queues import Queue
 from crosswire.web.consumers import (
     ConsumerRow,
     FlowRates,
-    consumer_row,
+    consumer_rows,
     flow_of,
     is_own_or_observed,
 )
@@ -94,10 +95,12 @@ class QueuePage(msgspec.Struct, frozen=True):
 
 
 class QueueDetail(QueueFacts, frozen=True, kw_only=True):
-    """A queue with its policy and the requested messages. Who may not observe sees its own
-    consumers only."""
+    """A queue with its policy and the requested messages."""
 
     consumers: list[ConsumerRow]
+    """Up to 20 of them; `/v1/consumers?queue=` lists all. Who may not observe sees its own only."""
+    consumer_count: int
+    """How many there are, or how many of one's own."""
     policy: QueuePolicy
     messages: list[JsonMessage]
     next: str
@@ -253,7 +256,7 @@ def _facts(ask: OperationRequest, queue: Queue) -> dict[str, Any]:
     }
 
 
-def show_queue(ask: OperationRequest) -> QueueDetail:
+async def show_queue(ask: OperationRequest) -> QueueDetail:
     """A queue and some of its messages, which stay in it. Raises Forbidden, UnknownMessage."""
     peek: Peek = ask.query
     destination = f"queue/{ask.path['name']}"
@@ -261,15 +264,24 @@ def show_queue(ask: OperationRequest) -> QueueDetail:
     if peek.messages:
         ask.require_content(destination)
     queue = _queue(ask)
-    consumers = [each for each in queue.consumers if is_own_or_observed(ask, each.peer.principal)]
-    holders = {each: consumer.peer.connection for consumer in consumers for each in consumer.held}
     shown: list[Envelope] = []
     is_cut = False
     if peek.messages:
         shown, is_cut = queue.browse_page(peek.after, peek.messages, SHOWN_BYTES)
+    ids = {each.id for each in shown}
+    consumers: list[Consumer] = []
+    holders: dict[int, str] = {}
+    async with ask.work.turn() as turn:
+        for consumer in list(queue.consumers):
+            if is_own_or_observed(ask, consumer.peer.principal):
+                consumers.append(consumer)
+                for each in ids & consumer.held.keys():
+                    holders[each] = consumer.peer.connection
+            await turn.pause()
     return QueueDetail(
         **_facts(ask, queue),
-        consumers=[consumer_row(each) for each in consumers],
+        consumers=consumer_rows(consumers),
+        consumer_count=len(consumers),
         policy=queue.policy,
         messages=[show_message(each, held_by=holders.get(each.id, "")) for each in shown],
         next=str(shown[-1].id) if shown and is_cut else "",

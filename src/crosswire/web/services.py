@@ -6,12 +6,14 @@ from typing import Final, Literal
 
 import msgspec
 
+from crosswire.errors import UnknownMessage
 from crosswire.hub.ledger import Step
 from crosswire.hub.services import Provider
 from crosswire.server.activity import Activity, merged_percentiles_s
-from crosswire.web.consumers import is_own_or_observed
+from crosswire.web.connections import find_connection
+from crosswire.web.consumers import SHOWN_WITH_ROW, is_own_or_observed
 from crosswire.web.contract import Operation, OperationRequest
-from crosswire.web.paging import NameQuery, SortKey, page_of
+from crosswire.web.paging import ListQuery, NameQuery, SortKey, page_of
 from crosswire.web.turn import Turn
 
 __all__ = ["SERVICE_OPERATIONS"]
@@ -22,6 +24,8 @@ class ServicesQuery(NameQuery, frozen=True, kw_only=True):
 
     sort: Literal["name", "calls", "errors", "waiting", "latency"] = "name"
     """By what the list is sorted; `latency` is the 99th percentile."""
+    connection: str = ""
+    """Only services that this connection provides."""
 
 
 class ProviderRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +45,9 @@ class ServiceRow(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     providers: list[ProviderRow]
-    """Who may not observe sees its own only."""
+    """Up to 20 of them; `/v1/providers` lists all. Who may not observe sees its own only."""
+    provider_count: int
+    """How many there are, or how many of one's own."""
     calls: int
     """Calls in progress."""
     waiting: int
@@ -74,22 +80,25 @@ async def list_services(ask: OperationRequest) -> ServicePage:
     query: ServicesQuery = ask.query
     rows = []
     async with ask.work.turn() as turn:
-        providers: dict[str, list[Provider]] = {}
-        for provider in ask.hub.services.all():
-            for destination in provider.names:
-                providers.setdefault(destination, []).append(provider)
-            await turn.pause()
         activities = await _activities(ask, turn)
 
         def key(row: ServiceRow) -> SortKey:
             return -_sort_value(row, query.sort), row.name
 
-        for destination, serving in providers.items():
+        for destination in _chosen(ask):
             if query.contains in destination.removeprefix("service/") and ask.may_see(destination):
-                rows.append(_row(ask, destination, serving, activities.get(destination, [])))
+                rows.append(_row(ask, destination, activities.get(destination, [])))
             await turn.pause()
         page, following = await page_of(rows, key, query, turn)
     return ServicePage(page, following)
+
+
+def _chosen(ask: OperationRequest) -> list[str]:
+    query: ServicesQuery = ask.query
+    if not query.connection:
+        return ask.hub.services.names()
+    gateway = find_connection(ask, query.connection)
+    return list(dict.fromkeys(name for each in gateway.providers for name in each.names))
 
 
 async def _activities(ask: OperationRequest, turn: Turn) -> dict[str, list[Activity]]:
@@ -107,17 +116,20 @@ async def _activities(ask: OperationRequest, turn: Turn) -> dict[str, list[Activ
     return found
 
 
-def _row(
-    ask: OperationRequest, destination: str, providers: list[Provider], activities: list[Activity]
-) -> ServiceRow:
+def _row(ask: OperationRequest, destination: str, activities: list[Activity]) -> ServiceRow:
     calls, waiting = ask.hub.services.load(destination)
     now = ask.now()
     windows = [each.latency for each in activities if each.latency is not None]
     p50_s, p99_s = merged_percentiles_s(windows, now, 0.5, 0.99)
-    shown = [each for each in providers if is_own_or_observed(ask, each.peer.principal)]
+    shown = [
+        each
+        for each in ask.hub.services.of(destination)
+        if is_own_or_observed(ask, each.peer.principal)
+    ]
     return ServiceRow(
         name=destination.removeprefix("service/"),
-        providers=[_provider(each) for each in shown],
+        providers=[_provider(each) for each in shown[:SHOWN_WITH_ROW]],
+        provider_count=len(shown),
         calls=calls,
         waiting=waiting,
         calls_per_s=round(sum(each.rate(now, *_ENDED) for each in activities), 3),
@@ -143,6 +155,41 @@ def _sort_value(row: ServiceRow, sort: str) -> float:
     return values[sort]
 
 
+class ProvidersQuery(ListQuery, frozen=True, kw_only=True):
+    """A page of the providers of a service, in order of connections."""
+
+    service: str
+    """The name of the service."""
+
+
+class ProviderPage(msgspec.Struct, frozen=True):
+    """A page of providers. Who may not observe sees its own."""
+
+    providers: list[ProviderRow]
+    next: str
+    """The cursor of the next page; empty after the last."""
+
+
+async def list_providers(ask: OperationRequest) -> ProviderPage:
+    """A page of a service's providers. Raises Forbidden and UnknownMessage."""
+    query: ProvidersQuery = ask.query
+    destination = f"service/{query.service}"
+    ask.require_sight(destination)
+    providers = ask.hub.services.of(destination)
+    if not providers:
+        raise UnknownMessage(f"nobody provides the service {query.service!r}")
+
+    def key(provider: Provider) -> SortKey | None:
+        if not is_own_or_observed(ask, provider.peer.principal):
+            return None
+        # One connection may provide a service twice.
+        return 0.0, f"{provider.peer.connection}\0{provider.number:020}"
+
+    async with ask.work.turn() as turn:
+        page, following = await page_of(providers, key, query, turn)
+    return ProviderPage([_provider(each) for each in page], following)
+
+
 def _provider(provider: Provider) -> ProviderRow:
     return ProviderRow(
         connection=provider.peer.connection,
@@ -163,6 +210,17 @@ SERVICE_OPERATIONS: Final = (
         handler=list_services,
         query=ServicesQuery,
         answer=ServicePage,
+        needs="principal",
+    ),
+    Operation(
+        name="list_providers",
+        tag="services",
+        method="GET",
+        path="/v1/providers",
+        summary="The providers of a service",
+        handler=list_providers,
+        query=ProvidersQuery,
+        answer=ProviderPage,
         needs="principal",
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 from typing import Final, Literal
 
 import msgspec
@@ -10,13 +11,15 @@ import msgspec
 from crosswire import __version__
 from crosswire.commitlog.records import Takeover
 from crosswire.errors import HubError
+from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import Step
 from crosswire.web.contract import Operation, OperationRequest
 from crosswire.web.times import Moment, at_s
 
-__all__ = ["STATE_OPERATIONS", "HubState", "Removed"]
+__all__ = ["STATE_OPERATIONS", "HubState", "Removed", "stopped_titles"]
 
 _REPORTS: Final = 20
+_STOPPED: Final = 100
 _COUNTED: Final = 256
 """Connections that are counted before it is checked whether the turn is over."""
 
@@ -94,7 +97,7 @@ class HubState(msgspec.Struct, frozen=True):
     damage: list[str]
     """What of the store is damaged, and not acknowledged."""
     stopped: list[str]
-    """Queues and subscriptions that deliver nothing, as their cursor is damaged."""
+    """Up to 100 queues and subscriptions that deliver nothing, as their cursor is damaged."""
     waiting_for_restart: list[str]
     """Settings that were changed and take effect after a restart."""
 
@@ -152,9 +155,14 @@ async def show_state(ask: OperationRequest) -> HubState:
         reports=[_report(error) for error in hub.reports[-_REPORTS:]],
         damaged=bool(store.damages.entries),
         damage=[each.detail for each in store.damages.entries[-_REPORTS:]],
-        stopped=[each.title for each in hub.stopped()],
+        stopped=stopped_titles(hub),
         waiting_for_restart=server.waiting_for_restart,
     )
+
+
+def stopped_titles(hub: Hub) -> list[str]:
+    """Queues and subscriptions that deliver nothing: `/v1/queues?state=stopped` lists all."""
+    return [each.title for each in islice(hub.stopped(), _STOPPED)]
 
 
 def _report(error: HubError) -> str:

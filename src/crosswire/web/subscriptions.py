@@ -16,7 +16,7 @@ from crosswire.store.contract import View
 from crosswire.web.consumers import (
     ConsumerRow,
     FlowRates,
-    consumer_row,
+    consumer_rows,
     flow_of,
     is_own_or_observed,
 )
@@ -67,6 +67,9 @@ class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
     held: int
     """Messages that consumers have and did not settle yet."""
     consumers: list[ConsumerRow]
+    """Up to 20 of them; `/v1/consumers?subscription=` lists all."""
+    consumer_count: int
+    """How many there are."""
     dead_letters: int
     dead_letter_queue: str
     """The name of the queue that the operations on dead letters take."""
@@ -199,7 +202,8 @@ def _row(ask: OperationRequest, subscription: Subscription, lag: _Lag) -> Subscr
         lag_is_exact=lag.is_exact,
         lag_s=round(_age_s(ask, lag.oldest_us), 3),
         held=sum(len(each.held) for each in subscription.consumers),
-        consumers=[consumer_row(each) for each in subscription.consumers],
+        consumers=consumer_rows(subscription.consumers),
+        consumer_count=len(subscription.consumers),
         dead_letters=ask.hub.depth(subscription.dead_letters)[0],
         dead_letter_queue=subscription.dead_letters.removeprefix("queue/").removesuffix("/dead"),
         rates=flow_of(ask, subscription.subscription),

@@ -14,7 +14,12 @@ from crosswire.hub.policies import TopicPolicy
 from crosswire.hub.subscriptions import Subscription
 from crosswire.hub.topics import Topic
 from crosswire.store.contract import Page
-from crosswire.web.consumers import FlowRates, flow_of, is_own_or_observed
+from crosswire.web.consumers import (
+    SHOWN_WITH_ROW,
+    FlowRates,
+    flow_of,
+    is_own_or_observed,
+)
 from crosswire.web.contract import Operation, OperationRequest
 from crosswire.web.messages import SHOWN_BYTES, JsonMessage, show_message
 from crosswire.web.paging import NameQuery, page_of_names
@@ -44,7 +49,10 @@ class TopicFacts(msgspec.Struct, frozen=True, kw_only=True):
     subscribers: int
     """Those without a name: they get messages while they are connected."""
     subscriptions: list[str]
-    """The names of named subscriptions; who may not observe sees its own."""
+    """Up to 20 names of named subscriptions; `/v1/subscriptions?topic=` lists all. Who may not
+    observe sees its own."""
+    subscription_count: int
+    """How many named subscriptions it has, or how many of one's own."""
     rates: FlowRates
 
 
@@ -120,12 +128,14 @@ def _sort_value(ask: OperationRequest, topic: Topic, sort: str) -> float:
 
 def _row(ask: OperationRequest, topic: Topic) -> TopicRow:
     audience = ask.hub.subscriptions.audience(topic)
+    names = _visible_names(ask, audience.subscriptions)
     return TopicRow(
         name=topic.name,
         durable=topic.policy.durable,
         published=topic.published,
         subscribers=len(audience.subscribers),
-        subscriptions=_visible_names(ask, audience.subscriptions),
+        subscriptions=names[:SHOWN_WITH_ROW],
+        subscription_count=len(names),
         rates=flow_of(ask, topic.destination),
     )
 

@@ -157,7 +157,7 @@ def test_a_batch_with_the_option_destination(spark: SparkSession, hub: RunningHu
     write(numbers(spark, 1000), hub.url, destination="queue/option")
     given = consumed(hub, "option", 1000)
     assert [text_of(each) for each in given] == texts(1000)
-    assert api(hub).get("/v1/ingest")["staged"] == []
+    assert api(hub).get("/v1/staged")["staged"] == []
 
 
 def test_a_batch_with_a_column_destination_and_all_others(
@@ -224,7 +224,7 @@ def test_a_failed_task_leaves_nothing(spark: SparkSession, hub: RunningHub) -> N
             destination="queue/failed",
         )
     assert length(hub, "failed") == 0
-    assert api(hub).get("/v1/ingest")["staged"] == []
+    assert api(hub).get("/v1/staged")["staged"] == []
 
 
 def test_a_full_queue_refuses_the_whole_batch(spark: SparkSession, hub: RunningHub) -> None:
@@ -347,7 +347,7 @@ def test_of_two_attempts_of_a_task_the_one_that_spark_names_counts(hub: RunningH
     writer.commit([quick, None, other])
     assert [text_of(each) for each in consumed(hub, "twice", 3)] == ["a", "b", "c"]
     assert slow.attempt != quick.attempt
-    assert api(hub).get("/v1/ingest")["staged"] == []
+    assert api(hub).get("/v1/staged")["staged"] == []
 
 
 def test_an_attempt_that_broke_off_does_not_count(hub: RunningHub) -> None:
@@ -421,7 +421,7 @@ def test_a_hub_that_is_killed_in_the_middle_of_a_commit_goes_on_with_it(
         with meanwhile(kill):
             write(numbers(spark, count), proxy.url, destination="queue/q")
         assert 0 < taken[0] < count
-        found = api(process.hub).get("/v1/ingest")
+        found = api(process.hub).get("/v1/staged")
         assert (found["staged"], found["staged_bytes"]) == ([], 0)
         assert length(process.hub, "q") == count
         read = spark.read.format("crosswire").options(hub=process.hub.url, subscribe="queue/q")
@@ -523,4 +523,4 @@ def test_a_query_that_is_killed_at_a_step_of_its_commit_writes_each_row_once(
         begin(spark, proxy.url, str(given), str(checkpoint)).awaitTermination()
         found = consumed(process.hub, QUEUE, 80)
         assert Counter(text_of(each) for each in found) == Counter(texts(80))
-        assert api(process.hub).get("/v1/ingest")["staged"] == []
+        assert api(process.hub).get("/v1/staged")["staged"] == []

@@ -36,11 +36,12 @@ export function apiPath(base, ...parts) {
   return [base, ...parts.map((each) => encoded(String(each)))].join("/");
 }
 
+/** Parameters of `query` that are empty are left out; those in `path` are sent as they are. */
 function address(path, query) {
   const given = Object.entries(query ?? {}).filter(
     ([, value]) => value !== "" && value !== null && value !== undefined);
   const text = new URLSearchParams(given.map(([key, value]) => [key, String(value)])).toString();
-  return text ? `${path}?${text}` : path;
+  return text ? `${path}${path.includes("?") ? "&" : "?"}${text}` : path;
 }
 
 async function send(method, path, { query, body, signal, accept, asked = token() } = {}) {

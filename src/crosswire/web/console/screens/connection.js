@@ -1,12 +1,13 @@
 // One connection: what it does, what it carries, and its end; open or closed.
 
 import * as api from "../api.js";
+import { consumerTable } from "../consumer_table.js";
 import { openDialog } from "../dialog.js";
 import { el, emptyState, notice, put, tile } from "../dom.js";
 import { ago, count, duration, name, protocolName, rate, size, time, visible } from "../format.js";
 import { destinationLink, toFrames } from "../links.js";
 import { facts } from "../message_view.js";
-import { plainTable } from "../table.js";
+import { serverTable } from "../table.js";
 import { lasted, userLink } from "./connections.js";
 
 export async function show(screen) {
@@ -24,10 +25,12 @@ export async function show(screen) {
   const tag = el("span", {});
   heading(true, tag);
   const tiles = el("div", { class: "tiles" });
-  const does = el("div", {});
+  const consumers = consumerTable(screen, { connection: id }, emptyState("It consumes nothing.", "It may send, or call services."));
+  const services = serviceTable();
   const about = el("div", {});
   screen.root.append(tiles,
-    el("section", { class: "panel" }, el("h2", {}, "What it consumes and serves"), does),
+    el("section", { class: "panel" }, el("h2", {}, "What it consumes"), consumers),
+    el("section", { class: "panel" }, el("h2", {}, "What it serves"), services),
     el("section", { class: "panel" }, el("h2", {}, "About it"), about));
   showOpen();
   screen.every(2000, async () => {
@@ -58,22 +61,25 @@ export async function show(screen) {
       tile("Received", size(row.received_bytes), `silent for ${duration(row.silent_s)}`),
       tile("Sent", size(row.sent_bytes), row.congested ? "congested" : "keeps up", null, row.congested ? "warn" : ""),
       tile("Calls", count(row.calls), "of its own, not answered yet"));
-    const rows = [
-      ...row.consumes.map((each) => ({ ...each, does: "consumes" })),
-      ...row.serves.map((destination) => ({ destination, does: "serves" })),
-    ];
-    put(does, plainTable({
-      caption: "Destinations",
-      rows,
-      empty: emptyState("It consumes and serves nothing.", "It may send, or call services."),
-      columns: [
-        { title: "Destination", cell: (each) => destinationLink(each.destination) },
-        { title: "Does", cell: (each) => each.does },
-        { title: "Holds", number: true, cell: (each) => count(each.held) },
-        { title: "Takes more", number: true, cell: (each) => count(each.free) },
-      ],
-    }));
     put(about, aboutFacts(row));
+  }
+
+  function serviceTable() {
+    return serverTable(screen, {
+      caption: "Services that it provides",
+      load: (query, signal) => api.get("/v1/services", { connection: id, ...query }, signal),
+      rows: (page) => page.services,
+      sort: "name",
+      prefix: "services-",
+      refresh_s: 3,
+      columns: [
+        { title: "Service", sort: "name", cell: (each) => destinationLink(`service/${each.name}`) },
+        { title: "Calls, of all providers", sort: "calls", number: true, cell: (each) => rate(each.calls_per_s) },
+        { title: "Waiting", sort: "waiting", number: true, cell: (each) => count(each.waiting) },
+        { title: "Providers", number: true, cell: (each) => count(each.provider_count) },
+      ],
+      empty: () => emptyState("It serves nothing."),
+    });
   }
 
   function showClosed(closed) {

@@ -1,15 +1,16 @@
 // One queue: what waits, what became of earlier messages, who consumes, and what can be done.
 
 import * as api from "../api.js";
+import { consumerTable } from "../consumer_table.js";
 import { openDialog } from "../dialog.js";
 import { el, emptyState, notice, put, tile } from "../dom.js";
-import { count, duration, name, plural, protocolName, rate, settingsTable, short, size, time } from "../format.js";
+import { count, duration, name, plural, rate, settingsTable, short, size, time } from "../format.js";
 import { connectionLink, toDeadLetters, toQueue, toSearch, toTail } from "../links.js";
 import { facts, messageColumns } from "../message_view.js";
 import { timeSeries } from "../plot.js";
 import { followReplay } from "../replay_progress.js";
 import { go, href } from "../router.js";
-import { plainTable, serverTable } from "../table.js";
+import { serverTable } from "../table.js";
 import { publishDialog } from "../publish.js";
 import { stateTag } from "./queues.js";
 
@@ -33,7 +34,7 @@ export async function show(screen) {
     el("div", { class: "grid" }, el("section", { class: "panel" }, flow), el("section", { class: "panel" }, length)),
     el("nav", { class: "tabs", "aria-label": "Parts of this queue" }, Object.entries(TABS).map(([key, text]) =>
       el("a", { href: toQueue(queue, { tab: key === "recent" ? "" : key }), "aria-current": key === tab ? "page" : null }, text,
-        key === "consumers" ? ` (${count(detail.consumers.length)})` : ""))),
+        key === "consumers" ? ` (${count(detail.consumer_count)})` : ""))),
     content);
 
   function showFacts() {
@@ -62,7 +63,6 @@ export async function show(screen) {
     try {
       detail = await api.get(path, {}, screen.signal);
       showFacts();
-      if (tab === "consumers") put(content, consumers());
       await showPlots();
     } catch (error) {
       if (error.status === 404) screen.fail(error, content);
@@ -108,19 +108,8 @@ export async function show(screen) {
   }
 
   function consumers() {
-    return plainTable({
-      caption: "Consumers",
-      rows: detail.consumers,
-      empty: emptyState("Nobody consumes this queue.", "Subscribe a program, or try ", el("code", {}, "crosswire sub ", name(destination)), "."),
-      columns: [
-        { title: "Connection", cell: (row) => connectionLink(row.connection) },
-        { title: "Protocol", cell: (row) => protocolName(row.protocol) },
-        { title: "User", cell: (row) => name(row.principal || "–") },
-        { title: "Holds", number: true, cell: (row) => count(row.held) },
-        { title: "Takes more", number: true, cell: (row) => count(row.free) },
-        { title: "Weight", number: true, cell: (row) => count(row.weight) },
-      ],
-    });
+    return consumerTable(screen, { queue },
+      emptyState("Nobody consumes this queue.", "Subscribe a program, or try ", el("code", {}, "crosswire sub ", name(destination)), "."));
   }
 
   function policy() {
@@ -225,7 +214,7 @@ export async function show(screen) {
       title: el("span", {}, "Delete ", name(queue)),
       text: [
         el("p", {}, "Only an unused queue can be deleted: without messages, consumers, schedules and configuration."),
-        detail.length || detail.consumers.length ? notice("warn", "It has ", plural(detail.length, "message"), " and ", plural(detail.consumers.length, "consumer"), ".") : null,
+        detail.length || detail.consumer_count ? notice("warn", "It has ", plural(detail.length, "message"), " and ", plural(detail.consumer_count, "consumer"), ".") : null,
       ],
       action: "Delete the queue",
       danger: true,

@@ -37,6 +37,8 @@ function providers(row) {
   const list = el("ul", { class: "plain-list" }, row.providers.map((each) => el("li", {}, connectionLink(each.connection), " ",
     el("span", { class: "muted" }, `${protocolName(each.protocol)}${each.principal ? ", " : ""}`, each.principal ? name(each.principal) : null,
       `, ${plural(each.calls, "call")} in progress, takes ${count(each.free)} more`))));
-  if (row.providers.length <= 2) return list;
-  return el("details", {}, el("summary", {}, plural(row.providers.length, "provider")), list);
+  const more = row.provider_count - row.providers.length;
+  if (more) list.append(el("li", { class: "muted" }, `and ${count(more)} more`));
+  if (row.provider_count <= 2) return list;
+  return el("details", {}, el("summary", {}, plural(row.provider_count, "provider")), list);
 }

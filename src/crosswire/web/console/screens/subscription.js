@@ -1,14 +1,14 @@
 // One named subscription: its lag over time, its consumers, and its end.
 
 import * as api from "../api.js";
+import { consumerTable } from "../consumer_table.js";
 import { openDialog } from "../dialog.js";
 import { el, emptyState, put, tile } from "../dom.js";
-import { ago, count, duration, name, plural, protocolName, rate, short, time } from "../format.js";
-import { connectionLink, messageLink, toDeadLetters, toUser } from "../links.js";
+import { ago, count, duration, name, plural, rate, short, time } from "../format.js";
+import { messageLink, toDeadLetters, toUser } from "../links.js";
 import { facts } from "../message_view.js";
 import { timeSeries } from "../plot.js";
 import { go, href } from "../router.js";
-import { plainTable } from "../table.js";
 import { lagText, ownerLink, patternLink, stateTag } from "./subscriptions.js";
 
 export async function show(screen) {
@@ -33,7 +33,8 @@ export async function show(screen) {
   const flow = timeSeries({ title: "Messages per second", format: rate });
   const lag = timeSeries({ title: "Lag in messages", format: short });
   const age = timeSeries({ title: "Lag in time", format: duration });
-  const consumers = el("div", {});
+  const consumers = consumerTable(screen, { subscription, owner },
+    emptyState("Nobody consumes it now.", "What comes waits until a program subscribes with this name again."));
   const about = el("div", {});
   screen.root.append(tiles,
     el("div", { class: "grid" }, [lag, age, flow].map((plot) => el("section", { class: "panel" }, plot))),
@@ -43,23 +44,11 @@ export async function show(screen) {
   function showFacts() {
     put(tag, stateTag(row), row.stopped ? [" ", name(row.stopped)] : null);
     put(tiles,
-      tile("Lag", lagText(row), row.lag_is_exact ? "messages not settled" : "messages, an estimate", null, row.lag_messages && !row.consumers.length ? "warn" : ""),
+      tile("Lag", lagText(row), row.lag_is_exact ? "messages not settled" : "messages, an estimate", null, row.lag_messages && !row.consumer_count ? "warn" : ""),
       tile("Lag in time", row.lag_messages ? duration(row.lag_s) : "–", "age of the oldest"),
       tile("Held", short(row.held), "by its consumers"),
       tile("Out", rate(row.rates.delivered), `settled ${rate(row.rates.settled)}`),
       tile("Dead letters", short(row.dead_letters), row.dead_letters ? "show causes" : "none", toDeadLetters(row.dead_letter_queue), row.dead_letters ? "bad" : ""));
-    put(consumers, plainTable({
-      caption: "Consumers",
-      rows: row.consumers,
-      empty: emptyState("Nobody consumes it now.", "What comes waits until a program subscribes with this name again."),
-      columns: [
-        { title: "Connection", cell: (each) => connectionLink(each.connection) },
-        { title: "Protocol", cell: (each) => protocolName(each.protocol) },
-        { title: "User", cell: (each) => name(each.principal || "–") },
-        { title: "Holds", number: true, cell: (each) => count(each.held) },
-        { title: "Takes more", number: true, cell: (each) => count(each.free) },
-      ],
-    }));
     put(about, facts([
       ["Owner", ownerLink(row)],
       ["Topics", patternLink(row.pattern)],
@@ -107,7 +96,7 @@ export async function show(screen) {
           row.lag_messages ? ` (the oldest is ${duration(row.lag_s)} old)` : "",
           ". Who subscribes with this name again starts anew. This can't be undone."),
         row.dead_letters ? el("p", {}, `${plural(row.dead_letters, "dead letter")} stay in their queue.`) : null,
-        row.consumers.length ? el("p", {}, `${plural(row.consumers.length, "consumer")} must leave first: the hub refuses to delete it until then.`) : null,
+        row.consumer_count ? el("p", {}, `${plural(row.consumer_count, "consumer")} must leave first: the hub refuses to delete it until then.`) : null,
       ],
       action: "Delete the subscription",
       danger: true,

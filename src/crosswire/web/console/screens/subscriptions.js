@@ -21,7 +21,7 @@ export function subscriptionTable(screen, { topic = "" } = {}) {
     rows: (page) => page.subscriptions,
     sort: "name",
     keyOf: (row) => `${row.owner} ${row.name}`,
-    rowClass: (row) => (row.stopped ? "bad" : row.lag_messages && !row.consumers.length ? "warn" : null),
+    rowClass: (row) => (row.stopped ? "bad" : row.lag_messages && !row.consumer_count ? "warn" : null),
     filters: [
       { name: "contains", label: "Name contains", wide: true },
       ...(topic ? [] : [{ name: "topic", label: "Gets messages of topic", placeholder: "prices" }]),
@@ -34,7 +34,7 @@ export function subscriptionTable(screen, { topic = "" } = {}) {
       { title: "Lag in messages", number: true, cell: (row) => lagText(row) },
       { title: "Lag in time", sort: "lag", number: true, cell: (row) => (row.lag_messages ? duration(row.lag_s) : "–") },
       { title: "Out", sort: "out", number: true, cell: (row) => rate(row.rates.delivered) },
-      { title: "Consumers", sort: "consumers", number: true, cell: (row) => count(row.consumers.length) },
+      { title: "Consumers", sort: "consumers", number: true, cell: (row) => count(row.consumer_count) },
       { title: "Dead letters", sort: "dead", number: true, cell: (row) => (row.dead_letters
         ? el("a", { href: toDeadLetters(row.dead_letter_queue), class: "bad-link" }, count(row.dead_letters)) : "0") },
     ],
@@ -47,7 +47,7 @@ export function subscriptionTable(screen, { topic = "" } = {}) {
 /** What is unusual about a subscription. */
 export function stateTag(row) {
   if (row.stopped) return el("span", { class: "tag bad", title: row.stopped }, "stopped");
-  if (!row.consumers.length) return el("span", { class: `tag ${row.lag_messages ? "warn" : ""}` }, "away");
+  if (!row.consumer_count) return el("span", { class: `tag ${row.lag_messages ? "warn" : ""}` }, "away");
   return null;
 }
 

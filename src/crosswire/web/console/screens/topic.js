@@ -33,7 +33,7 @@ export async function show(screen) {
       tile("In", rate(detail.rates.accepted), `${count(detail.published)} since the start`),
       tile("Out", rate(detail.rates.delivered), `failed ${rate(detail.rates.failed)}`),
       tile("Connections", short(detail.subscribers), "subscribed while they are there"),
-      tile("Named subscriptions", short(detail.subscriptions.length), "keep their position", toTopic(topic, { tab: "subscriptions" })));
+      tile("Named subscriptions", short(detail.subscription_count), "keep their position", toTopic(topic, { tab: "subscriptions" })));
   }
 
   async function showPlots() {

@@ -35,7 +35,7 @@ export async function show(screen) {
 
 /** Connections, and named subscriptions: short, as numbers are kept on one line. */
 function audience(row) {
-  if (!row.subscriptions.length) return count(row.subscribers);
-  const named = el("a", { href: href("/subscriptions", {}, { topic: row.name }) }, `${count(row.subscriptions.length)} named`);
+  if (!row.subscription_count) return count(row.subscribers);
+  const named = el("a", { href: href("/subscriptions", {}, { topic: row.name }) }, `${count(row.subscription_count)} named`);
   return row.subscribers ? [`${count(row.subscribers)}, `, named] : named;
 }
