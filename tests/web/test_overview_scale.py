@@ -9,8 +9,8 @@ import pytest
 from tests.web.overview_cost import OVERVIEW, SEARCHES, measure
 
 QUEUES, CONNECTIONS, ROUNDS = 100_000, 10_000, 9
-_LIST_CPU_S = 0.5
-"""Of the hub, for a list: CPU time, since other programs delay the response."""
+LIST_S = 0.5
+HELD_S = 0.02
 
 
 @pytest.mark.long
@@ -22,10 +22,8 @@ def test_requests_of_the_console_hold_nobody_up() -> None:
     idle_s, costs = measure(QUEUES, CONNECTIONS, ROUNDS)
     (overview,) = [each for each in costs if each.path == OVERVIEW]
     assert overview.took_s < 0.2
-    slow = {each.path: round(each.cpu_s, 2) for each in costs if each.cpu_s > _LIST_CPU_S}
+    slow = {each.path: round(each.took_s, 2) for each in costs if each.took_s > LIST_S}
     assert slow.keys() <= set(SEARCHES), slow
-    # The probe waits for other programs, too: as long as it does without a request.
-    most_s = 0.02 + idle_s
-    held = {each.path: round(each.held_s * 1000, 1) for each in costs if each.held_s > most_s}
+    held = {each.path: round(each.held_s * 1000, 1) for each in costs if each.held_s > HELD_S}
     assert held == {}, f"ms; {idle_s * 1000:.1f} ms without a request"
-    assert {each.path: each.turn_s for each in costs if each.turn_s > 0.02} == {}
+    assert {each.path: each.turn_s for each in costs if each.turn_s > HELD_S} == {}

@@ -32,6 +32,7 @@ __all__ = ["configure", "run"]
 
 _log = logging.getLogger("crosswire.serve")
 
+_SWITCH_S = 0.001
 _WAIT_S = 1.0
 _WAITS = 10
 """Peers that are named in the log while the hub waits for them."""
@@ -159,6 +160,7 @@ async def _serve(config: Config, options: argparse.Namespace) -> int:
     loop.add_signal_handler(signal.SIGHUP, _reload, server, options, manager)
     listening = await server.start()
     _calm_collector()
+    _shorten_waits()
     server.on_role = lambda: _print_role(server, as_json=options.json)
     try:
         if not stopping.is_set():
@@ -213,6 +215,16 @@ async def _until_end(server: Server, stopping: asyncio.Event) -> None:
     await stopping.wait()
     if failed.done():
         raise failed.result()
+
+
+def _shorten_waits() -> None:
+    """Let the event loop have the interpreter soon when a thread is using it.
+
+    The loop gives the interpreter up for every read and write of a socket. While a thread searches
+    the store or the lake it gets it back after this time at the latest, several times for each
+    peer; by Python's default that is 5 ms each time.
+    """
+    sys.setswitchinterval(_SWITCH_S)
 
 
 def _calm_collector() -> None:

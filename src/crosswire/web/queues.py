@@ -30,10 +30,12 @@ from crosswire.web.property_filter import property_predicate
 from crosswire.web.replays import ReplayRequest, ReplayRow
 from crosswire.web.state import Removed
 from crosswire.web.times import Moment, at_us
+from crosswire.web.turn import Turn
 
 __all__ = ["QUEUE_OPERATIONS"]
 
 _PURGED_AT_ONCE: Final = 256
+_BROWSED_AT_ONCE: Final = 64
 _KIND: Final = "queue/"
 _NEVER_US: Final = 1 << 53
 """After every time that a message was accepted; as a number of JSON it is exact."""
@@ -264,28 +266,43 @@ async def show_queue(ask: OperationRequest) -> QueueDetail:
     if peek.messages:
         ask.require_content(destination)
     queue = _queue(ask)
-    shown: list[Envelope] = []
-    is_cut = False
-    if peek.messages:
-        shown, is_cut = queue.browse_page(peek.after, peek.messages, SHOWN_BYTES)
-    ids = {each.id for each in shown}
     consumers: list[Consumer] = []
     holders: dict[int, str] = {}
+    messages: list[JsonMessage] = []
     async with ask.work.turn() as turn:
+        shown, is_cut = await _browse(queue, peek, turn)
+        ids = {each.id for each in shown}
         for consumer in list(queue.consumers):
             if is_own_or_observed(ask, consumer.peer.principal):
                 consumers.append(consumer)
                 for each in ids & consumer.held.keys():
                     holders[each] = consumer.peer.connection
             await turn.pause()
+        for envelope in shown:
+            messages.append(show_message(envelope, held_by=holders.get(envelope.id, "")))
+            await turn.pause()
     return QueueDetail(
         **_facts(ask, queue),
         consumers=consumer_rows(consumers),
         consumer_count=len(consumers),
         policy=queue.policy,
-        messages=[show_message(each, held_by=holders.get(each.id, "")) for each in shown],
+        messages=messages,
         next=str(shown[-1].id) if shown and is_cut else "",
     )
+
+
+async def _browse(queue: Queue, peek: Peek, turn: Turn) -> tuple[list[Envelope], bool]:
+    """The requested messages, and whether there may be more."""
+    shown: list[Envelope] = []
+    after, left_bytes, is_cut = peek.after, SHOWN_BYTES, True
+    while is_cut and len(shown) < peek.messages and left_bytes > 0:
+        count = min(_BROWSED_AT_ONCE, peek.messages - len(shown))
+        found, is_cut = queue.browse_page(after, count, left_bytes)
+        shown += found
+        left_bytes -= sum(len(each.payload) for each in found)
+        after = shown[-1].id if shown else after
+        await turn.pause()
+    return shown, is_cut
 
 
 async def create_queue(ask: OperationRequest) -> CreatedQueue:

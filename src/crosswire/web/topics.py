@@ -144,7 +144,7 @@ def _visible_names(ask: OperationRequest, subscriptions: Iterable[Subscription])
     return [each.name for each in subscriptions if is_own_or_observed(ask, each.owner)]
 
 
-def show_topic(ask: OperationRequest) -> TopicDetail:
+async def show_topic(ask: OperationRequest) -> TopicDetail:
     """A topic and some of its stored messages. Raises Forbidden, UnknownMessage."""
     hub, peek = ask.hub, ask.query
     destination = f"topic/{ask.path['name']}"
@@ -177,11 +177,16 @@ def show_topic(ask: OperationRequest) -> TopicDetail:
             done=decode,
         )
     shown = found[: peek.messages]
+    messages = []
+    async with ask.work.turn() as turn:
+        for envelope in shown:
+            messages.append(show_message(envelope))
+            await turn.pause()
     return TopicDetail(
         **msgspec.structs.asdict(_row(ask, topic)),
         reclaimed=topic.reclaimed,
         policy=topic.policy,
-        messages=[show_message(each) for each in shown],
+        messages=messages,
         next=str(shown[-1].id) if shown and (len(found) > len(shown) or last < upto) else "",
     )
 
