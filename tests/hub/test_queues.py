@@ -552,6 +552,17 @@ def test_a_peer_keeps_what_it_held_across_a_restart() -> None:
     assert bench.hub.queue("queue/q").length == 0
 
 
+def test_what_a_peer_held_is_all_that_is_read_for_it_after_a_restart() -> None:
+    """Not a page beyond it, whatever the window of the queue."""
+    bench, taker = limited(window_messages=8), Recorder()
+    bench.consume("queue/q", taker, window=2)
+    bench.produce(*numbered(200))
+    bench.kill()
+    bench.consume("queue/q", Recorder(), window=2, holding=taker.ids)
+    memory = bench.hub.queue("queue/q").memory
+    assert len(memory.items) <= 2 + 8
+
+
 def test_a_full_disk_stops_producers_only() -> None:
     bench, taker = Bench(), Recorder(settles=True)
     bench.produce(*numbered(3))
