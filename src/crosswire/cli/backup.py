@@ -247,7 +247,7 @@ class _Fetch:
 
     def sync(self) -> None:
         """So that the names are on the disk, too."""
-        from crosswire.store.copies import sync_folder
+        from crosswire.durable_files import sync_folder
 
         for folder in sorted(self._folders):
             sync_folder(folder)

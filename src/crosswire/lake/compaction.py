@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from crosswire.durable_files import sync_folder
 from crosswire.errors import LakeError
 from crosswire.lake.catalog import require_lake
 from crosswire.lake.files import (
@@ -25,7 +26,6 @@ from crosswire.lake.files import (
     is_covered,
     parse_name,
     sequence_breaks,
-    sync_folder,
 )
 from crosswire.lake.schemas import SCHEMAS
 
@@ -110,7 +110,9 @@ def _compact_date(
     for path in fresh.iterdir():
         if path.name not in joined:
             path.replace(folder / path.name)
-    sync_folder(folder)
+    # The exchange must be on disk before the old files go, or they would be missing in the folder.
+    for each in (folder, folder.parent, fresh.parent):
+        sync_folder(each)
     shutil.rmtree(fresh)
     files = sum(len(run) for run in plan)
     return Compaction(table=table, date=date, files_before=files, files_after=len(plan), rows=rows)
@@ -127,6 +129,8 @@ def _recover(lake: Path, table: str, left: Path, folder: Path) -> None:
             file = parse_name(table, "", path)
             if file is not None and not is_covered(lake, table, file.node, file.first, file.last):
                 path.replace(folder / path.name)
+        for each in (folder, folder.parent, left.parent):
+            sync_folder(each)
         shutil.rmtree(left)
 
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from crosswire.durable_files import make_folder, sync_folder
 from crosswire.errors import CrosswireError
 from crosswire.lake.columns import numbers
 from crosswire.lake.schemas import SCHEMAS
@@ -43,7 +44,6 @@ __all__ = [
     "prepare",
     "publish",
     "sequence_breaks",
-    "sync_folder",
     "write",
 ]
 
@@ -132,7 +132,8 @@ def _prepare_one(lake: Path, name: str, rows: pa.Table, term: int, writer: str) 
     file = folder / file_name(_at(rows, "node", 0), first, last, term)
     # Not in the folder of the date: a compaction may exchange that for another one meanwhile.
     unfinished = lake / PARTS / f"{name}-{file.name}.{token_hex(_TOKEN_BYTES)}{_unfinished(writer)}"
-    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    if not unfinished.parent.is_dir():
+        make_folder(unfinished.parent)
     try:
         with unfinished.open("wb") as out:
             pq.write_table(
@@ -158,18 +159,21 @@ def publish(parts: Iterable[FinishedFile]) -> None:
     Raises OSError, and may then be called again with the same parts: those that are published
     already are skipped.
     """
-    folders: dict[Path, None] = {}
+    folders: list[Path] = []
     for part in parts:
         # If both are missing the rename fails loudly: a file that was promised is gone.
         if part.unfinished.exists() or not part.file.exists():
             part.file.parent.mkdir(parents=True, exist_ok=True)
             part.unfinished.replace(part.file)
-        folders[part.file.parent] = None
-    for folder in folders:
-        # The date, the table and the lake: each of them may be new.
-        sync_folder(folder)
-        sync_folder(folder.parent)
-        sync_folder(folder.parent.parent)
+        folders.append(part.file.parent)
+    _sync_dates(folders)
+
+
+def _sync_dates(folders: Iterable[Path]) -> None:
+    """Sync the folders of dates, and the names of table and lake: each of them may be new."""
+    for date in dict.fromkeys(folders):
+        for folder in (date, *list(date.parents)[:3]):
+            sync_folder(folder)
 
 
 def discard(parts: Iterable[FinishedFile]) -> None:
@@ -188,15 +192,6 @@ def clear(lake: Path, name: str, node: str, writer: str = "") -> None:
 
 def _unfinished(writer: str) -> str:
     return f".{writer}.part" if writer else ".part"
-
-
-def sync_folder(folder: Path) -> None:
-    """Sync a folder, so that a rename into it survives a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _at(rows: pa.Table, column: str, index: int) -> Any:
@@ -277,12 +272,22 @@ def _ids_in(file: LakeFile) -> tuple[int, int] | None:
 
 
 def is_covered(lake: Path, table: str, node: str, first: int, last: int) -> bool:
-    """Whether files with these names hold all of the rows first … last of a node."""
-    own = sorted((each.first, each.last) for each in find(lake, (table,)) if each.node == node)
-    for begin, end in own:
+    """Whether published files hold all of the rows first … last of a node. Then they also do after
+    a power cut: who published them may have been killed before it synced their folders."""
+    own = sorted(
+        (each.first, each.last, each.path.parent)
+        for each in find(lake, (table,))
+        if each.node == node
+    )
+    folders = []
+    for begin, end, folder in own:
         if begin <= first <= end:
             first = end + 1
-    return first > last
+            folders.append(folder)
+    if first <= last:
+        return False
+    _sync_dates(folders)
+    return True
 
 
 def sequence_breaks(seq: Any, due: int) -> Iterator[tuple[int, int, bool]]:

@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from crosswire.durable_files import make_folder, replace_file, sync_folder
 from crosswire.lake.columns import binary, booleans, int32s, integers, optional_text, text
 from crosswire.lake.files import clear, find, is_covered, write
 from crosswire.lake.schemas import BACKWARD, DATA, FORWARD, GAP, LOST, OPEN, WIRE
@@ -77,7 +78,7 @@ class Spool:
         self._node = node
         self._folder = lake / ".spool"
         self._memory_bytes = memory_bytes
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         self._next_file = self._folder / f"{node}.next"
         self._running = self._folder / f"{node}.running"
         self._rows: list[WireRow] = []
@@ -114,6 +115,7 @@ class Spool:
             path.unlink()
         self._lost = self._running.exists()
         self._running.touch()
+        sync_folder(self._folder)
         return following
 
     def close(self, now_us: int) -> None:
@@ -220,9 +222,7 @@ class Spool:
         # The file is published and synced before the spool goes: a kill in between leaves both, and
         # the file's name shows the next process that the spool is sealed.
         self._remove_spool()
-        unfinished = self._next_file.with_suffix(".part")
-        unfinished.write_text(str(self._next))
-        unfinished.replace(self._next_file)
+        replace_file(self._next_file, str(self._next).encode())
         return len(rows)
 
     def _remove_spool(self) -> None:

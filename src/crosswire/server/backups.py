@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from crosswire.durable_files import replace_file, sync_folder
 from crosswire.errors import StoreDamaged, StoreFailed
 from crosswire.hub.seals import SEAL_KEY, SEAL_SPACE
 from crosswire.lake.files import find, parse_name
@@ -32,7 +33,6 @@ from crosswire.store.checkpoint import (
     rewrite_checkpoint,
     verify_files,
 )
-from crosswire.store.copies import replace_file, sync_folder
 from crosswire.store.keys import state_key
 from crosswire.store.replica import LOG_POSITION
 

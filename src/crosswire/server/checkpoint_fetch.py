@@ -23,11 +23,11 @@ import msgspec
 
 from crosswire.commitlog.records import RecordPosition
 from crosswire.config import Config
+from crosswire.durable_files import replace_file, sync_folder
 from crosswire.errors import ConfigError, ConnectFailed, RequestFailed, StoreDamaged, StoreFailed
 from crosswire.listeners import is_loopback
 from crosswire.server.private_files import create_private_files
 from crosswire.store.checkpoint import CheckpointFile, is_plain_name
-from crosswire.store.copies import replace_file, sync_folder
 from crosswire.store.rocks import COPIES, DAMAGES, MARK, REPLICA
 from crosswire.store.rocks_replica import ReplicaFile, RocksReplica
 

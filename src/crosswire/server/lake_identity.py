@@ -10,9 +10,9 @@ import secrets
 from pathlib import Path
 from typing import Final
 
+from crosswire.durable_files import make_folder, replace_file
 from crosswire.errors import ConfigError
 from crosswire.store.contract import Store
-from crosswire.store.copies import replace_file
 from crosswire.store.keys import state_key
 
 __all__ = ["LAKE_IDENTITY", "check_lake", "claim_lake"]
@@ -52,6 +52,6 @@ def claim_lake(store: Store, lake: Path) -> None:
     check_lake(store, lake)
     if store.get(_SPACE, _KEY) is None:
         identity = secrets.token_hex(16).encode()
-        lake.mkdir(parents=True, exist_ok=True)
+        make_folder(lake)
         replace_file(lake / _FILE, identity)
         store.save(_SPACE, _KEY, identity)

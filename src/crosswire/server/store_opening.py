@@ -11,6 +11,7 @@ from typing import Final
 
 from crosswire.commitlog.replicated import EngineLog
 from crosswire.config import Config
+from crosswire.durable_files import make_folder
 from crosswire.errors import ConfigError, StoreDamaged
 from crosswire.lake.files import find
 from crosswire.logs import log_event
@@ -50,7 +51,7 @@ def open_store(config: Config) -> RocksStore:
     try:
         _check_folder(path)
         create_private_files()
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         store = RocksStore(path, config.store)
     except OSError as error:
         raise ConfigError(f"can't keep data in {path}: {error.strerror}") from error
@@ -70,7 +71,7 @@ def open_replica(config: Config, log_id: bytes) -> RocksReplica | None:
     try:
         _check_folder(path)
         create_private_files()
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         name = config.replication.replica
         store = RocksReplica(path, config.store, log_id=log_id, name=name)
     except OSError as error:

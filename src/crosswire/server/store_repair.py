@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from crosswire.durable_files import sync_folder
 from crosswire.envelope import Envelope, decode, decode_at, encode
 from crosswire.errors import RecordDamaged, StoreFailed
 from crosswire.hub.cursor import Cursor, UnsettledMessage
@@ -21,7 +22,6 @@ from crosswire.lake.files import find
 from crosswire.lake.verification import SealedRows
 from crosswire.server.store_check import Evidence, Finding, SubscriptionEvidence
 from crosswire.store.contract import StoreLimits
-from crosswire.store.copies import sync_folder
 from crosswire.store.damage import DamageFile
 from crosswire.store.keys import message_key, state_key
 from crosswire.store.locks import check_unused

@@ -24,8 +24,9 @@ from typing import Final
 import msgspec
 import rocksdict
 
+from crosswire.durable_files import sync_folder
 from crosswire.errors import StoreDamaged, StoreFailed
-from crosswire.store.copies import CopyFile, sync_folder
+from crosswire.store.copies import CopyFile
 from crosswire.store.engine import LogMark, full_or_failed
 from crosswire.store.keys import GROUPS, LOCAL, prefix_end, state_key
 from crosswire.store.recovery import COPIED_SPACES, GROUP_ROW, REMOVALS

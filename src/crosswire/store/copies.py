@@ -21,7 +21,9 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["Copies", "CopyFile", "replace_file", "sync_folder"]
+from crosswire.durable_files import replace_file
+
+__all__ = ["Copies", "CopyFile"]
 
 _START: Final = b"\xc5cw\n"
 _SIZES: Final = Layout(">HI")
@@ -136,23 +138,3 @@ def _parse(data: bytes, at: int) -> tuple[bytes, bytes | None, int] | None:
         return None
     key = data[key_at : key_at + key_size]
     return key, None if value_size == _GONE else data[key_at + key_size : end], end
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file as a whole: after a crash it is the old one or the new one."""
-    unfinished = path.with_name(path.name + ".new")
-    with unfinished.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """So that what was renamed into it is there after a power cut too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

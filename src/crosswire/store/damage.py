@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from crosswire.store.copies import replace_file
+from crosswire.durable_files import replace_file
 from crosswire.store.keys import MAX_ID
 
 __all__ = ["Damage", "DamageEntry", "DamageFile", "DamageList"]

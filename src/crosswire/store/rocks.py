@@ -18,6 +18,7 @@ from typing import Final, cast
 import rocksdict
 
 from crosswire.commitlog.body import GroupBody
+from crosswire.durable_files import make_folder
 from crosswire.errors import RecordUnreadable, StoreDamaged, StoreFailed, StoreFull
 from crosswire.store.contract import Store, View
 from crosswire.store.copies import Copies, CopyFile
@@ -64,7 +65,7 @@ class RocksStore(Store):
     def __init__(self, path: str | os.PathLike[str], limits: StoreLimits | None = None) -> None:
         super().__init__(limits)
         self.path = Path(path)
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         self._check_kind()
         self.close_error = ""
         """What the engine raised when it was closed, or the list of damage could not be written:

@@ -15,9 +15,9 @@ import rocksdict
 
 from crosswire.commitlog.body import GroupBody, RecordedBody
 from crosswire.commitlog.records import RecordPosition
+from crosswire.durable_files import replace_file
 from crosswire.errors import StoreDamaged, StoreFailed
 from crosswire.store.contract import Store
-from crosswire.store.copies import replace_file
 from crosswire.store.engine import StoreLimits
 from crosswire.store.keys import LOCAL, prefix_end, state_key
 from crosswire.store.locks import check_unused

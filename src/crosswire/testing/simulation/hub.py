@@ -18,6 +18,7 @@ from crosswire.store.contract import Store, StoreLimits
 from crosswire.store.memory import MemoryStore
 from crosswire.testing.simulation.disk import SimulatedDisk, VirtualSyncer
 from crosswire.testing.simulation.durable import DurableMessages
+from crosswire.testing.simulation.files import SimulatedFiles
 from crosswire.testing.simulation.world import Machine, SimulatedProcess, World
 
 __all__ = ["HubGroup", "HubMachine", "LocalHub", "QuietWatchdog"]
@@ -54,6 +55,8 @@ class HubMachine:
         self.topics: dict[str, TopicPolicy] = {}
         self.folder: Path | None = None
         """Where its lake is, on a real file system; without it, there is none."""
+        self.files: SimulatedFiles | None = None
+        """What of that folder a power cut loses; nothing without it."""
         self.ports = {
             name: _FIRST_PORT + index
             for index, name in enumerate(each for each in PLAIN_LISTENERS if each != "http")
@@ -164,6 +167,8 @@ class HubMachine:
         self.has_power = False
         self.world.cut_power(self.host)
         self.disk.cut_power()
+        if self.files is not None:
+            self.files.cut_power()
 
     def restore_power(self) -> None:
         """The machine is on again; `start` starts the hub."""

@@ -34,6 +34,7 @@ from crosswire.testing.simulation.faults import (
     Injector,
     draw_plan,
 )
+from crosswire.testing.simulation.files import SimulatedFiles
 from crosswire.testing.simulation.hub import HubGroup, LocalHub
 from crosswire.testing.simulation.memory_audit import MemoryAudit
 from crosswire.testing.simulation.observations import Observations
@@ -130,12 +131,18 @@ class _Scenario:
         self.plan = drawn if plan is None else plan
         self.seen = Observations(world, self.hub.durable, max_attempts=_MAX_ATTEMPTS)
         self.folder: Path | None = None
+        self._files: SimulatedFiles | None = None
         if self.choices.random() < _LAKES:
             self.folder = Path(mkdtemp(prefix="crosswire-simulation-"))
             # The room for a lake depends on that of a store.
             (self.folder / "store").mkdir()
             for machine in self.hub.machines:
                 machine.folder = self.folder
+            if self.replicated is None:
+                # The lake of replicas is on a file system that they share.
+                self._files = SimulatedFiles(self.folder, Random(seed ^ 0xF11E))
+                self._files.open()
+                self.hub.machines[0].files = self._files
         lake = None if self.folder is None else self.folder / "lake"
         self.audit = Audit(world, self.hub, self.seen, max_attempts=_MAX_ATTEMPTS, lake=lake)
         self.memory = MemoryAudit(world)
@@ -151,6 +158,8 @@ class _Scenario:
     def close(self) -> None:
         """End everything."""
         self.world.close()
+        if self._files is not None:
+            self._files.close()
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
