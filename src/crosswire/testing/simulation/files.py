@@ -23,7 +23,7 @@ _TORN: Final = 0.5
 _real_fsync: Final = os.fsync
 
 
-class _KnownFile(NamedTuple):
+class _SyncedFile(NamedTuple):
     """A file that was synced. It is kept open, so that its number is not given to another one."""
 
     descriptor: int
@@ -36,7 +36,7 @@ class SimulatedFiles:
     def __init__(self, folder: Path, random: Random) -> None:
         self._folder = folder
         self._random = random
-        self._synced: dict[int, _KnownFile] = {}
+        self._synced: dict[int, _SyncedFile] = {}
         """Files by their numbers."""
         self._names: dict[Path, dict[str, int]] = {}
         """By folder: the numbers of what it had when it was synced."""
@@ -70,7 +70,7 @@ class SimulatedFiles:
         if known is not None:
             os.close(known.descriptor)
         descriptor = os.open(f"/proc/self/fd/{file}", os.O_RDONLY)
-        self._synced[found.st_ino] = _KnownFile(descriptor, os.pread(descriptor, found.st_size, 0))
+        self._synced[found.st_ino] = _SyncedFile(descriptor, os.pread(descriptor, found.st_size, 0))
 
     def _note(self, folder: Path) -> None:
         self._names[folder] = _numbers_in(folder)
