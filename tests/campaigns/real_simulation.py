@@ -226,7 +226,8 @@ class _RealScenario:
             if left != missing:
                 missing, since = left, world.now
             is_over = all(each.is_finished for each in self.finite)
-            if is_over and (not left or world.now - since > 5 * _SETTLED_S):
+            # Without anything missing, programs still have to settle what they did last.
+            if is_over and world.now - since > (5 * _SETTLED_S if left else _SETTLED_S):
                 return
             await asyncio.sleep(0.05)
         busy = [each.name for each in self.finite if not each.is_finished]

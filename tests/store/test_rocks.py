@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 import zlib
@@ -159,6 +160,51 @@ def test_below_the_spare_room_producers_are_refused(tmp_path: Path) -> None:
     assert receipt.done and receipt.ids == [0, 0]
     assert all(isinstance(error, StoreFull) for error in receipt.refused.values())
     asyncio.run(hub.commits.close())
+
+
+@pytest.mark.parametrize("is_readable", [True, False])
+def test_an_engine_that_can_not_be_opened_again_yet_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_readable: bool
+) -> None:
+    """After a failed write it is closed, and the disk may go on failing for a while."""
+    store = RocksStore(tmp_path)
+    hub = Hub(store, now=1.0, random=Random(1))
+    receipt = hub.produce(sends(3), 1.0)
+    hub.commits.commit_now()
+    asyncio.run(hub.commits.close())
+    store = RocksStore(tmp_path)
+    hub = Hub(store, now=2.0, random=Random(1))
+
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    taker = Recorder(settles=True)
+    with monkeypatch.context() as failing:
+        failing.setattr(store, "_open_with", fail)
+        if not is_readable:
+            failing.setattr(store, "_open_to_read", fail)
+        store.last_error = StoreFailed("a write failed")
+        assert not store.mend()
+        if is_readable:
+            hub.consume("queue/a", taker, 2.0, peer=PEER, window=20)
+            assert [each.id for each in taker.deliveries] == receipt.ids
+            assert next(iter(store.view().ids(store.number("queue/a"), after=0, upto=9)))
+        else:
+            with pytest.raises(StoreFailed, match="can't be opened again"):
+                hub.consume("queue/a", taker, 2.0, peer=PEER, window=20)
+            with pytest.raises(StoreFailed, match="can't be opened again"):
+                store.view()
+        assert store.damage == []
+    assert store.mend()
+    store.last_error = None
+    if not is_readable:
+        hub.consume("queue/a", taker, 3.0, peer=PEER, window=20)
+        assert [each.id for each in taker.deliveries] == receipt.ids
+    receipt = hub.produce(sends(1), 3.0)
+    hub.commits.commit_now()
+    assert taker.deliveries[-1].id == receipt.ids[0]
+    asyncio.run(hub.commits.close())
+    assert RocksStore(tmp_path).damage == []
 
 
 @pytest.fixture

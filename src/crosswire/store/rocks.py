@@ -19,7 +19,7 @@ import rocksdict
 
 from crosswire.commitlog.body import GroupBody
 from crosswire.durable_files import make_folder
-from crosswire.errors import RecordUnreadable, StoreDamaged, StoreFailed, StoreFull
+from crosswire.errors import RecordUnreadable, StoreDamaged, StoreError, StoreFailed, StoreFull
 from crosswire.store.contract import Store, View
 from crosswire.store.copies import Copies, CopyFile
 from crosswire.store.damage import Damage, DamageFile
@@ -62,6 +62,10 @@ class RocksStore(Store):
     StoreDamaged where going on would be a guess.
     """
 
+    _can_read = False
+    _links: TemporaryDirectory[str] | None = None
+    """Links to its files, while it is open to read only."""
+
     def __init__(self, path: str | os.PathLike[str], limits: StoreLimits | None = None) -> None:
         super().__init__(limits)
         self.path = Path(path)
@@ -91,7 +95,7 @@ class RocksStore(Store):
         try:
             self._recover(is_new=new)
         except BaseException:
-            self._db.close()
+            self._close_engine()
             raise
         finally:
             # Not before the first writes: on a full disk they need what `make_room` freed.
@@ -143,13 +147,8 @@ class RocksStore(Store):
         """
         check_unused(self.path)
         with TemporaryDirectory() as folder, suppress(RecordUnreadable):
-            # Even to read only, the engine writes files of its own beside those it reads.
-            for file in self.path.resolve().glob("[CMI0-9]*"):
-                (Path(folder) / file.name).symlink_to(file)
-            options = rocksdict.Options(raw_mode=True)
             try:
-                access = rocksdict.AccessType.read_only()
-                database = rocksdict.Rdict(folder, options, access_type=access)
+                database = self._open_to_read(folder)
             except Exception:
                 # What is wrong with it is reported when it is opened.
                 return False
@@ -158,6 +157,14 @@ class RocksStore(Store):
             finally:
                 database.close()
         return False
+
+    def _open_to_read(self, folder: str) -> rocksdict.Rdict:
+        """What is on disk, by way of links in an empty folder: even to read only, the engine writes
+        files of its own beside those that it reads."""
+        for file in self.path.resolve().glob("[CMI0-9]*"):
+            (Path(folder) / file.name).symlink_to(file)
+        access = rocksdict.AccessType.read_only()
+        return rocksdict.Rdict(folder, rocksdict.Options(raw_mode=True), access_type=access)
 
     def _clear_headers(self, log: Path) -> None:
         """Overwrite headers that the engine would read again and again without end with zeros: it
@@ -177,6 +184,7 @@ class RocksStore(Store):
         options.set_wal_recovery_mode(mode)
         options.set_disable_auto_compactions(not self._compacts)
         self._db = rocksdict.Rdict(str(self.path), options)
+        self._can_read = True
 
     def _check_manifest(self) -> None:
         """Raises StoreDamaged for a list of tables that the engine must not open."""
@@ -308,12 +316,9 @@ class RocksStore(Store):
             raise full_or_failed(error) from error
 
     def _reopen(self) -> None:
-        """RocksDB refuses all writes after a failed one, until it is opened anew."""
-        try:
-            self._db.close()
-        except Exception as error:
-            # It repeats what was reported when the write failed; the files are closed all the same.
-            self.close_error = str(error)
+        """RocksDB refuses all writes after a failed one, until it is opened anew. While that fails,
+        what is on disk can still be read."""
+        self._close_engine()
         if "Corruption" in str(self.last_error):
             # Merging tables would fail there again, and stop all writes with it.
             self._compacts = False
@@ -321,14 +326,45 @@ class RocksStore(Store):
             self._report(Damage(b"", b"", detail, "engine"))
         try:
             self._open()
+        except (StoreError, OSError) as error:
+            self._read_only()
+            raise error if isinstance(error, StoreError) else full_or_failed(error) from error
         finally:
             self._disk_reserve.keep()
 
+    def _close_engine(self) -> None:
+        try:
+            self._db.close()
+        except Exception as error:
+            # It repeats what was reported before; the files are closed all the same.
+            self.close_error = str(error)
+        if self._links is not None:
+            self._links.cleanup()
+            self._links = None
+        self._can_read = False
+
+    def _read_only(self) -> None:
+        try:
+            self._links = TemporaryDirectory(prefix="crosswire-store-")
+            self._db = self._open_to_read(self._links.name)
+            self._can_read = True
+        except Exception as error:
+            # Nothing can be read either, for the time being: that is no damage.
+            self.close_error = str(error)
+
     # Reading. What can't be read is reported.
 
+    @property
+    def _engine(self) -> rocksdict.Rdict:
+        """What is read from. Raises StoreFailed while nothing can be."""
+        if not self._can_read:
+            raise StoreFailed(f"the store can't be opened again: {self.last_error}")
+        return self._db
+
     def _get(self, key: bytes) -> bytes | None:
+        engine = self._engine
         try:
-            value: bytes | None = self._db.get(key)
+            value: bytes | None = engine.get(key)
         except Exception as error:
             self._report(Damage(key, key + b"\x00", str(error)))
             raise RecordUnreadable(str(error)) from error
@@ -339,14 +375,14 @@ class RocksStore(Store):
         options.set_iterate_upper_bound(end)
         while begin < end:
             key = b""
-            rows = cast(Iterator[tuple[bytes, bytes]], self._db.items(False, begin, options))
+            rows = cast(Iterator[tuple[bytes, bytes]], self._engine.items(False, begin, options))
             for row in rows:
                 key = row[0]
                 yield row
             # The iterator ends alike where the rows end and where a block can't be read.
             if key:
                 begin = key + b"\x00"
-            iterator = self._db.iter(options)
+            iterator = self._engine.iter(options)
             iterator.seek(begin)
             reason = error_of(iterator)
             if reason is None:
@@ -361,14 +397,14 @@ class RocksStore(Store):
         """Report that a part of [begin, end) can't be read; returns the key after it."""
         options = rocksdict.ReadOptions()
         options.set_iterate_upper_bound(end)
-        after = first_readable(lambda: self._db.iter(options), begin, end)
+        after = first_readable(lambda: self._engine.iter(options), begin, end)
         self._report(Damage(begin, after, reason))
         return after
 
     def _last(self, begin: bytes, end: bytes) -> tuple[bytes, bytes] | None:
         options = rocksdict.ReadOptions()
         options.set_iterate_upper_bound(end)
-        iterator = self._db.iter(options)
+        iterator = self._engine.iter(options)
         iterator.seek_to_last()
         if not iterator.valid():
             reason = error_of(iterator)
@@ -395,7 +431,7 @@ class RocksStore(Store):
 
     def view(self) -> View:
         """A snapshot of the engine."""
-        return _RocksView(self, self._db.snapshot())
+        return _RocksView(self, self._engine.snapshot())
 
     def _free_bytes(self) -> int:
         self._disk_reserve.keep()
@@ -421,11 +457,7 @@ class RocksStore(Store):
         with suppress(OSError):
             # After a clean stop the end of the log is known even without the mark.
             self._copies.save({b"!running": None, b"!stopped": self._last_group.to_bytes(8)})
-        try:
-            self._db.close()
-        except Exception as error:
-            # It repeats what was reported before; the files are closed all the same.
-            self.close_error = str(error)
+        self._close_engine()
         self._durable_group = self._last_group
         self._save_mark()
         with suppress(OSError):

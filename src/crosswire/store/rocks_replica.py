@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -122,12 +121,10 @@ class RocksReplica(ReplicaStore, RocksStore):
         try:
             self.write_position()
             self._db.flush_wal(sync=True)
-            self._db.close()
         except Exception as error:
             # What is missing here is read from the log again.
             self.close_error = str(error)
-            with suppress(Exception):
-                self._db.close()
+        self._close_engine()
 
     def leave(self) -> None:
         """Make it the store of a hub without replicas, and close it. Raises StoreError, OSError."""
@@ -148,7 +145,7 @@ class RocksReplica(ReplicaStore, RocksStore):
         batch.delete(LOG_POSITION)
         self._write(batch)
         self._sync()
-        self._db.close()
+        self._close_engine()
         self._durable_group = self._last_group
         RocksStore._save_mark(self)
         self._mark.close(sync=True)

@@ -135,10 +135,7 @@ class Salvage(RocksStore):
     def discard(self) -> None:
         """Close it and remove the links and copies."""
         self._closed = True
-        try:
-            self._db.close()
-        except Exception as error:
-            self.close_error = str(error)
+        self._close_engine()
         shutil.rmtree(self.path, ignore_errors=True)
 
 
