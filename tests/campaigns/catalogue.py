@@ -114,6 +114,6 @@ CAMPAIGNS: Final = (
         "garbage", "connections that send garbage", 10_000, 2500, _on_loop(real_hubs.send_garbage)
     ),
     Campaign("churn", "clients that come and go", 5000, 1000, _on_loop(real_hubs.open_and_close)),
-    Campaign("soak", "seconds of steady load", 3600, 300, _on_loop(real_hubs.soak)),
+    Campaign("soak", "seconds of steady load", 3600, 3600, _on_loop(real_hubs.soak)),
     Campaign("fuzz", "inputs for the ten decoders", 100_000_000, 500_000, fuzz),
 )
