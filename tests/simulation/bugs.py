@@ -42,6 +42,7 @@ from crosswire.hub.ledger import Ledger
 from crosswire.hub.schedules import Schedules
 from crosswire.hub.services import Services
 from crosswire.hub.subscriptions import Subscriptions
+from crosswire.lake import files
 from crosswire.server.lake_feed import LakeFeed
 from crosswire.server.replica import Replica
 from crosswire.server.server import Server
@@ -830,6 +831,14 @@ _MORE: Final = [
         "_publish",
         "self._parts = await self._redo()",
         "self._parts = []",
+    ),
+    PlantedBug(
+        "lake: do not sync the names of files",
+        "A rename is enough.",
+        files,
+        "_sync_dates",
+        "sync_folder(folder)",
+        "pass",
     ),
 ]
 
