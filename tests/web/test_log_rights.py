@@ -38,6 +38,9 @@ class Refusing:
     def notice(self, attachment: Attachment, notice: Notice) -> None:
         """Nothing is of interest."""
 
+    def broken(self, error: Exception) -> None:
+        raise AssertionError(error)
+
 
 async def buried(web: WebHub) -> None:
     """A message of a topic is among the dead letters of bob's subscription."""
