@@ -11,6 +11,7 @@ import pytest
 from crosswire.errors import InvalidDestination, RequestFailed, ServiceUnavailable
 from crosswire.hub.intake_gate import IntakeGate
 from crosswire.server.log_selection import MOST_DESTINATIONS, MOST_PATTERNS, LogSelection
+from crosswire.server.log_snapshot import DestinationTally
 from crosswire.web.long_work import LongWork
 from tests.web.conftest import WebHub
 
@@ -126,3 +127,25 @@ def test_a_plan_ends_when_the_hub_stops() -> None:
     with pytest.raises(ServiceUnavailable):
         LogSelection(["queue/+"], may=bool).logs(numbers, go_on)
     assert asked == 3
+
+
+def test_what_selects_a_destination() -> None:
+    asked = ["queue/a", "queue/+", "service/s", "service/s/add", "topic/#"]
+    chosen = LogSelection(asked, may=bool)
+    assert list(chosen.selecting("queue/a")) == ["queue/a", "queue/+"]
+    assert list(chosen.selecting("service/s/add")) == ["service/s/add", "service/s"]
+    assert list(chosen.selecting("service/s")) == ["service/s"]
+    assert list(chosen.selecting("queue/a/b")) == []
+
+
+async def test_sums_of_many_patterns_end_when_the_hub_stops(web: WebHub) -> None:
+    log = web.server.log
+    assert log is not None
+    asked = [f"queue/q{n}" for n in range(MOST_DESTINATIONS)]
+    chosen = LogSelection(asked, may=bool)
+    counted = {f"queue/q{n}": DestinationTally(messages=n) for n in range(25_000)}
+    found = log._summed(chosen, asked, counted)
+    assert [found[name].messages for name in asked] == list(range(MOST_DESTINATIONS))
+    await log.close()
+    with pytest.raises(ServiceUnavailable):
+        log._summed(chosen, asked, counted)

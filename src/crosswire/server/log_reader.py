@@ -74,6 +74,8 @@ whole one."""
 FILE_HEADER: Final = Layout("<qqq")
 """Before each file in `Log.files`: its first and its last id in the range, and its size."""
 _WINDOW: Final = 16_384
+_SUMMED: Final = 256
+"""Destinations whose messages are added to those of all patterns before others have a turn."""
 
 T = TypeVar("T")
 
@@ -201,7 +203,7 @@ class Log:
                 by_name, upto = pieces.tally(
                     most, first, end - 1, sized=plan.tally == "bytes", within_s=_COUNT_S
                 )
-                tallies = _by_pattern(plan.destinations, by_name)
+                tallies = self._summed(choice, plan.destinations, by_name)
                 count = sum(each.messages for each in by_name.values())
             else:
                 count, upto = pieces.count(most, first, end - 1, within_s=_COUNT_S)
@@ -231,6 +233,19 @@ class Log:
             count=count if plan.limit else 0,
             tallies=tallies,
         )
+
+    def _summed(
+        self, choice: LogSelection, patterns: list[str], counted: Mapping[str, DestinationTally]
+    ) -> dict[str, DestinationTally]:
+        """The sums of what each of the plan's destinations selects; two may select the same."""
+        found = {pattern: DestinationTally() for pattern in patterns}
+        for position, (name, tally) in enumerate(counted.items()):
+            if not position % _SUMMED:
+                self._go_on()
+            for pattern in choice.selecting(name):
+                found[pattern].messages += tally.messages
+                found[pattern].bytes += tally.bytes
+        return found
 
     @staticmethod
     def _resolve(choice: LogSelection, pieces: LogSnapshot) -> None:
@@ -444,20 +459,6 @@ class Log:
         if self._is_closed:
             raise ServiceUnavailable("the hub is stopping")
         return await self._loop.run_in_executor(self._threads, work, *arguments)
-
-
-def _by_pattern(
-    patterns: list[str], counted: Mapping[str, DestinationTally]
-) -> dict[str, DestinationTally]:
-    """The sums of what each of the plan's destinations selects; two may select the same."""
-    found = {}
-    for pattern in patterns:
-        selected = LogSelection([pattern], may=counted.__contains__)
-        own = [tally for name, tally in counted.items() if selected.wants(name)]
-        found[pattern] = DestinationTally(
-            messages=sum(each.messages for each in own), bytes=sum(each.bytes for each in own)
-        )
-    return found
 
 
 class _SealedFile(NamedTuple):

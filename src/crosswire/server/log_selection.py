@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -73,11 +73,18 @@ class LogSelection:
         return known and self._may(destination)
 
     def _decide(self, destination: str) -> bool:
-        return (
-            destination in self._exact
-            or _service_of(destination) in self._exact
-            or any(covers(pattern, destination) for pattern in self._patterns)
-        )
+        return any(True for _ in self.selecting(destination))
+
+    def selecting(self, destination: str) -> Iterator[str]:
+        """Those of what is asked for that select it."""
+        if destination in self._exact:
+            yield destination
+        service = _service_of(destination)
+        if service != destination and service in self._exact:
+            yield service
+        for pattern in self._patterns:
+            if covers(pattern, destination):
+                yield pattern
 
     def takes(self, destination: str, identifier: int) -> bool:
         """Is the message selected?"""
