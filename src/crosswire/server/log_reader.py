@@ -62,6 +62,8 @@ _STEP_S: Final = 0.25
 _FULL_BYTES: Final = 2 << 20
 _FULL_ROWS: Final = 16_384
 _CHUNK_BYTES: Final = 256 << 10
+_CHUNK_S: Final = 1.0
+"""How long a reader may take for each of these on average, after `_STREAM_S`."""
 _PART_ROWS: Final = 500_000
 _PART_BYTES: Final = 256 << 20
 _MOST_PARTS: Final = 1000
@@ -138,10 +140,12 @@ class ReadSplit(msgspec.Struct, frozen=True, kw_only=True, rename={"end": "behin
 
 class LogUser(NamedTuple):
     """Who reads: whose share it counts for, "" for nobody's, and which destinations it may read.
-    That is asked on threads, and anew for each batch: rights may be taken away."""
+    That is asked on threads, and anew for each batch: rights may be taken away. `hold` is called
+    with how many bytes more, or less, wait to be sent; raises ServiceUnavailable."""
 
     holder: str
     may: Callable[[str], bool]
+    hold: Callable[[int], None]
 
 
 class Log:
@@ -277,7 +281,7 @@ class Log:
         async with self.slots.stream(user.holder):
             logs = await self._logs(choice)
             async with contextlib.aclosing(
-                self._stream(_RangeReader(reading, choice, logs))
+                self._stream(_RangeReader(reading, choice, logs), user.hold)
             ) as stream:
                 async for chunk in stream:
                     yield chunk
@@ -358,17 +362,21 @@ class Log:
         rows = group.rows * (upto - max(first, group.first) + 1) // width
         return _SealedFile(file, upto, rows)
 
-    async def _stream(self, cursor: _RangeReader) -> AsyncGenerator[bytes, None]:
+    async def _stream(
+        self, cursor: _RangeReader, hold: Callable[[int], None]
+    ) -> AsyncGenerator[bytes, None]:
         ends_at = time.monotonic() + _STREAM_S
         out = _Out(cursor.names)
         is_begun = False
         while cursor.position < cursor.end:
             if is_begun and (time.monotonic() >= ends_at or self.ends_streams):
                 break
-            moment = self.moment()
             try:
-                step = functools.partial(self._step, cursor, moment, out)
-                chunk, rows = await self.with_files(step)
+                # A view of the store is in no variable: a slow reader would keep it open.
+                chunk, rows = await self.with_files(
+                    functools.partial(self._step, cursor, self.moment(), out)
+                )
+                hold(len(chunk))
             except CrosswireError:
                 if not is_begun:
                     raise
@@ -376,8 +384,13 @@ class Log:
                 return
             self._count("log", "http", "messages", by=rows)
             is_begun = True
-            for start in range(0, len(chunk), _CHUNK_BYTES):
-                yield chunk[start : start + _CHUNK_BYTES]
+            try:
+                for number, start in enumerate(range(0, len(chunk), _CHUNK_BYTES)):
+                    if time.monotonic() >= ends_at + _STREAM_S + number * _CHUNK_S:
+                        raise ServiceUnavailable("the client reads too slowly")
+                    yield chunk[start : start + _CHUNK_BYTES]
+            finally:
+                hold(-len(chunk))
         yield out.end()
 
     def _step(self, cursor: _RangeReader, moment: Moment, out: _Out) -> tuple[bytes, int]:

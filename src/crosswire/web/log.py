@@ -145,7 +145,7 @@ def _require(ask: OperationRequest, destinations: list[str]) -> None:
 
 
 def _user(ask: OperationRequest) -> LogUser:
-    return LogUser(ask.holder, ask.may_read)
+    return LogUser(ask.holder, ask.may_read, ask.hold)
 
 
 LOG_OPERATIONS: Final = (
