@@ -264,7 +264,7 @@ class _HttpConnection(H11Protocol):
             self._account.add(change_bytes)
 
     def _note_unsent(self, size_bytes: int) -> None:
-        """So much of the response is not read."""
+        """This many bytes of the response are not read."""
         if self._account is not None:
             self._account.add(size_bytes - self._unsent_bytes)
         self._unsent_bytes = size_bytes
