@@ -16,7 +16,7 @@ from crosswire.gateways.epoxy import messages as epoxy_messages
 from crosswire.hub import cron, filters, policies, schedules, subscriptions, turns
 from crosswire.hub.backlog import retries
 from crosswire.hub.ingest import staging
-from crosswire.server import log_reader, tls_acceptor
+from crosswire.server import log_slots, tls_acceptor
 from crosswire.store.engine import StoreLimits
 from crosswire.web import (
     body_slots,
@@ -159,7 +159,12 @@ ROWS = [
         [f"{messages._MOST_MESSAGES:,}", f"{dead_selection._MOST_IDS:,}"],
     ),
     ("a response that the client does not read", [seconds(listener._STALL_S)]),
-    ("streams of the log at once", [f"{log_reader._READERS}; of a user {log_reader._SHARE}"]),
+    (
+        "reads of the log at once: streams, plans, searches, traces",
+        [f"| {log_slots._READERS} |", f"wait {log_slots._WAIT_S:g} s"],
+    ),
+    ("streams of the log at once, of a user", [f"| {log_slots._STREAMS_EACH} |"]),
+    ("plans, searches and traces at once, of a user", [f"| {log_slots._SEARCHES_EACH} |"]),
     (
         "messages that are shown with a queue, a topic or dead letters",
         [size(dead_selection._PAGE_BYTES)],

@@ -52,6 +52,7 @@ class Owner:
         self._world, self._name = world, name
         self.batches: list[int] = []
         self.is_dispatching = False
+        self.end_s = 0.0
 
     def handle_events(self, events: list[Event]) -> None:
         world = self._world
@@ -63,6 +64,7 @@ class Owner:
                     world.turns.dispatch_s += MS
                 world.log.append((world.number, self._name, event.id))
             elif isinstance(event, ConnectionClosed | ConnectionFailed):
+                world.now_s += self.end_s
                 world.log.append((world.number, self._name, "end"))
 
     def handle_drain(self) -> None:
@@ -192,6 +194,30 @@ async def test_a_peer_that_sends_on_after_the_end_is_not_reset() -> None:
             received += data
     assert received == serialize(Hello(1))
     peer.close()
+
+
+async def test_peers_that_leave_at_once_end_in_several_turns() -> None:
+    world = World()
+    loop = asyncio.get_running_loop()
+    peers = []
+    for number in range(40):
+        ours, theirs = socket.socketpair()
+        owner = Owner(world, f"peer{number}")
+        owner.end_s = MS
+        await loop.create_connection(
+            lambda owner=owner: Session(  # type: ignore[misc]
+                lambda now: EmpConnection("server", now), owner, turns=world.turns
+            ),
+            sock=ours,
+        )
+        peers.append(theirs)
+    for peer in peers:
+        peer.close()
+    for number in range(40):
+        await until(world, f"peer{number}", "end")
+    turns = [turn for turn, _, what in world.log if what == "end"]
+    # A turn has 8 ms, and one more end that begins within them.
+    assert max(turns.count(turn) for turn in turns) <= 10
 
 
 async def test_large_frames_take_turns_of_their_own() -> None:

@@ -93,6 +93,13 @@ class MemoryAccount:
         ):
             budget.note_growth(self)
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether this much more is within its owner's share and the budget."""
+        return all(
+            held.held_bytes + size_bytes <= held.limit_bytes
+            for held in (self.owner, self._budget.total)
+        )
+
     def move(self, owner: str | None) -> None:
         """The peer has identified itself: what it holds counts for this owner from now on."""
         held_bytes = self.held_bytes

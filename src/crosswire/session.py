@@ -376,13 +376,21 @@ class Session(asyncio.Protocol):
         self._unread, self._unread_from = b"", 0
 
     def _after_unread(self, end_of: Callable[[], None]) -> None:
-        """The peer sends no more: first what is left of it is processed, in parts if it is long."""
-        waits = self._unread or self._is_decoded or (self.opened and self.connection.has_backlog)
-        if self._share is None or self._leaving or self._is_abandoned or not waits:
+        """The peer sends no more: first what is left of it is processed, in parts if it is long.
+
+        Also who has nothing left waits for a later turn if this one is over: thousands may leave
+        in the same moment.
+        """
+        share, turns = self._share, self._turns
+        if share is None or turns is None or self._leaving or self._is_abandoned:
             end_of()
-        else:
+            return
+        waits = self._unread or self._is_decoded or (self.opened and self.connection.has_backlog)
+        if waits or (turns.is_over() and not share.is_gated()):
             self._ends.append(end_of)
-            self._share.later()
+            share.later()
+        else:
+            end_of()
 
     def _receive(self, data: bytes, *, is_decoding: bool = False) -> None:
         """Process bytes from the peer; if `is_decoding`, what they cause waits for another turn."""

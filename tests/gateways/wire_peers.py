@@ -59,6 +59,12 @@ class Held(NamedTuple):
     identities: int
     workers: int
     schedulers: int
+    accounts: int
+    memory_bytes: int
+    call_bytes: int
+    newcomers: int
+    held_shares: int
+    addresses: int
 
     @classmethod
     def by(cls, server: Server) -> Held:
@@ -78,6 +84,12 @@ class Held(NamedTuple):
             identities=sum(map(len, broker.routers.values())),
             workers=len(broker.workers),
             schedulers=len(broker.schedulers),
+            accounts=sum(len(each.accounts) for each in context.budget._owners.values()),
+            memory_bytes=context.budget.held_bytes,
+            call_bytes=hub.services._bytes_share.total,
+            newcomers=len(context.newcomers),
+            held_shares=len(hub.turns.held),
+            addresses=len(hub.holders._addresses),
         )
 
 

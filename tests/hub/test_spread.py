@@ -121,3 +121,26 @@ def test_each_queue_of_a_batch_has_one_run_in_the_ledger() -> None:
     ids = bench.produce(*[send(b"%d" % each, QUEUES[each % 2]) for each in range(6)])
     runs = {run.destination: list(run.ids) for run in bench.hub.ledger.runs()}
     assert runs == {QUEUES[0]: ids[::2], QUEUES[1]: ids[1::2]}
+
+
+@pytest.mark.parametrize("other", ["queue/@s/dead", "queue/a/+", "service/s", "topic/t"])
+def test_a_batch_with_something_else_among_it(other: str) -> None:
+    """What peers may not send to is refused alone, and what is no queue is served like one by
+    one, although the queues are open and would take all of it."""
+    bench, _ = new_bench(QUEUES, [])
+    if other.startswith("queue/@"):
+        # The hub's own: dead letters of a subscription.
+        bench.hub._destinations.target(other, own=True)
+    payloads = [b"1", b"2", b"3"]
+    queues = ["queue/a", other, "queue/b"]
+    receipt = bench.hub.produce(
+        [send(payload, queue) for payload, queue in zip(payloads, queues, strict=True)], bench.now
+    )
+    bench.commit()
+    is_accepted = other == "topic/t"
+    assert receipt.done and receipt.error is None
+    assert list(receipt.refused) == ([] if is_accepted else [1])
+    assert [bool(each) for each in receipt.ids] == [True, is_accepted, True]
+    assert [bench.hub.queue(name).length for name in ("queue/a", "queue/b")] == [1, 1]
+    if other.startswith("queue/@"):
+        assert bench.hub._destinations.queues[other].length == 0

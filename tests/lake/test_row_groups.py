@@ -11,8 +11,8 @@ import pytest
 
 from crosswire.envelope import Envelope
 from crosswire.errors import LakeError
+from crosswire.lake import compaction, row_groups
 from crosswire.lake import files as lake_files
-from crosswire.lake import row_groups
 from crosswire.lake.files import write
 from crosswire.lake.row_groups import RowGroupFile, RowGroupFiles
 from crosswire.lake.schemas import MESSAGES
@@ -85,6 +85,28 @@ def test_nothing_of_other_rows_and_columns_is_in_it(path: Path) -> None:
     assert b"queue/another" in path.read_bytes()
 
 
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_dictionaries_have_only_values_of_its_rows(
+    tmp_path: Path, path: Path, rows: pa.Table, monkeypatch: pytest.MonkeyPatch, is_compacted: bool
+) -> None:
+    """What a page of a dictionary has beside them, a reader could get at."""
+    if is_compacted:
+        more = messages_table("n", 2 * ROWS + 1, [envelope(2 * ROWS + 1)])
+        write(tmp_path, "messages", more)
+        monkeypatch.setattr(compaction, "_GROUP_ROWS", ROWS)
+        assert len(list(compaction.compact(tmp_path, before="9999"))) == 1
+        (path,) = (file.path for file in lake_files.find(tmp_path, ("messages",)))
+    texts = [name for name in FLAT if pa.types.is_string(MESSAGES.field(name).type)]
+    for index in (0, 1):
+        data = content(opened(path, index, *texts))
+        with pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts) as file:
+            found = file.read()
+        for name in texts:
+            own = set(rows[name].slice(index * ROWS, ROWS).to_pylist())
+            chunks = found[name].chunks
+            assert {each for chunk in chunks for each in chunk.dictionary.to_pylist()} == own
+
+
 def test_the_destinations_are_those_of_its_rows(path: Path) -> None:
     files = RowGroupFiles()
     for _ in range(2):  # the second time from memory
@@ -125,6 +147,20 @@ def test_files_are_forgotten(path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert file is not None
         file.close()
     assert not files._known
+
+
+def test_many_destinations_are_forgotten(
+    path: Path, rows: pa.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_groups, "_MOST_NAMES", 1)
+    other = path.with_suffix(".other")
+    pq.write_table(rows, other, compression="zstd", row_group_size=ROWS)
+    files = RowGroupFiles()
+    for each in (path, other, path):
+        file = files.open(each, 0, ["id"])
+        assert file is not None
+        file.close()
+        assert [known.names for known in files._known.values()] == [1]
 
 
 def flipped(path: Path, column: str) -> bytes:

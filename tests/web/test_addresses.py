@@ -49,7 +49,12 @@ class Client:
             ],
             "client": (self._host, 5),
             "server": ("localhost", 80),
-            "state": {"identified": lambda _: None, "certificate": None},
+            "state": {
+                "identified": lambda _: None,
+                "certificate": None,
+                "check_room": lambda _: None,
+                "hold": lambda _: None,
+            },
         }
         sent: list[Any] = []
 

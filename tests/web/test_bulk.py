@@ -11,6 +11,7 @@ import pytest
 from crosswire.errors import InvalidDestination, RequestFailed, ServiceUnavailable
 from crosswire.hub.intake_gate import IntakeGate
 from crosswire.server.log_selection import MOST_DESTINATIONS, MOST_PATTERNS, LogSelection
+from crosswire.server.log_snapshot import DestinationTally
 from crosswire.web.long_work import LongWork
 from tests.web.conftest import WebHub
 
@@ -110,7 +111,7 @@ async def test_a_plan_of_too_many_destinations_is_refused(
     with pytest.raises(RequestFailed, match="at once, not"):
         await web.post("/v1/log/plan", {"destinations": destinations})
     with pytest.raises(InvalidDestination):
-        LogSelection(destinations)
+        LogSelection(destinations, may=bool)
 
 
 def test_a_plan_ends_when_the_hub_stops() -> None:
@@ -124,5 +125,27 @@ def test_a_plan_ends_when_the_hub_stops() -> None:
 
     numbers = {f"queue/q{n}": n for n in range(10_000)}
     with pytest.raises(ServiceUnavailable):
-        LogSelection(["queue/+"]).logs(numbers, go_on)
+        LogSelection(["queue/+"], may=bool).logs(numbers, go_on)
     assert asked == 3
+
+
+def test_what_selects_a_destination() -> None:
+    asked = ["queue/a", "queue/+", "service/s", "service/s/add", "topic/#"]
+    chosen = LogSelection(asked, may=bool)
+    assert list(chosen.selecting("queue/a")) == ["queue/a", "queue/+"]
+    assert list(chosen.selecting("service/s/add")) == ["service/s/add", "service/s"]
+    assert list(chosen.selecting("service/s")) == ["service/s"]
+    assert list(chosen.selecting("queue/a/b")) == []
+
+
+async def test_sums_of_many_patterns_end_when_the_hub_stops(web: WebHub) -> None:
+    log = web.server.log
+    assert log is not None
+    asked = [f"queue/q{n}" for n in range(MOST_DESTINATIONS)]
+    chosen = LogSelection(asked, may=bool)
+    counted = {f"queue/q{n}": DestinationTally(messages=n) for n in range(25_000)}
+    found = log._summed(chosen, asked, counted)
+    assert [found[name].messages for name in asked] == list(range(MOST_DESTINATIONS))
+    await log.close()
+    with pytest.raises(ServiceUnavailable):
+        log._summed(chosen, asked, counted)

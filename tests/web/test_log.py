@@ -553,7 +553,7 @@ async def test_a_reader_that_leaves_makes_room_for_others(
         await web.produce("topic/big", "x" * 1_000_000)
     planned = await plan(web, "topic/big")
     assert web.server.log is not None
-    monkeypatch.setattr(web.server.log, "_readers", asyncio.Semaphore(1))
+    monkeypatch.setattr(web.server.log.slots, "_all", asyncio.Semaphore(1))
     body = {key: planned[key] for key in PLANNED} | {"destinations": ["topic/big"]}
 
     def begin() -> None:

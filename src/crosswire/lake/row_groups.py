@@ -27,6 +27,9 @@ __all__ = ["RowGroupFile", "RowGroupFiles"]
 
 _DESTINATION: Final = "destination"
 _MOST_KNOWN: Final = 256
+_MOST_NAMES: Final = 20_000
+"""Files, and destinations of their row groups, that are remembered: some MiB, whatever the names
+that users have chosen."""
 _MOST_DESTINATIONS: Final = 1_000
 """A row group with more of them is not given away as it is: it would take long to check them."""
 _MAGIC: Final = b"PAR1"
@@ -74,6 +77,8 @@ class _KnownFile:
     def __init__(self, groups: list[_RowGroupLayout]) -> None:
         self.groups = groups
         self.destinations: dict[int, frozenset[str] | None] = {}
+        self.names = 0
+        """How many destinations are in these sets."""
 
 
 class RowGroupFiles:
@@ -91,7 +96,7 @@ class RowGroupFiles:
         try:
             known = self._looked_up(file)
             if index not in known.destinations:
-                known.destinations[index] = _destinations(file, index)
+                self._remember(known, index, _destinations(file, index))
             group, destinations = known.groups[index], known.destinations[index]
             if destinations is None or not group.columns.keys() >= set(names):
                 os.close(file)
@@ -117,6 +122,15 @@ class RowGroupFiles:
             if len(self._known) > _MOST_KNOWN:
                 self._known.popitem(last=False)
         return known
+
+    def _remember(self, known: _KnownFile, index: int, names: frozenset[str] | None) -> None:
+        with self._lock:
+            known.destinations[index] = names
+            known.names += len(names or ())
+            total = sum(each.names for each in self._known.values())
+            while total > _MOST_NAMES and len(self._known) > 1:
+                _, oldest = self._known.popitem(last=False)
+                total -= oldest.names
 
 
 class RowGroupFile:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import functools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from struct import Struct as Layout
@@ -35,6 +35,7 @@ from crosswire.lake.row_groups import RowGroupFile
 from crosswire.lake.schemas import MESSAGES
 from crosswire.server.lake_feed import LakeFeed
 from crosswire.server.log_selection import EARLIEST, LATEST, OTHERS, LogSelection
+from crosswire.server.log_slots import LogSlots
 from crosswire.server.log_snapshot import (
     DestinationTally,
     LogPiece,
@@ -47,23 +48,22 @@ from crosswire.server.log_snapshot import (
 from crosswire.store.keys import MAX_ID
 from crosswire.store.records import Count
 
-__all__ = ["COLUMNS", "FILE_HEADER", "Log", "LogRange", "ReadPlan", "ReadSplit"]
+__all__ = ["COLUMNS", "FILE_HEADER", "Log", "LogRange", "LogUser", "ReadPlan", "ReadSplit"]
 
 COLUMNS: Final = tuple(
     name for name in MESSAGES.names if name not in ("node", "seq", "native", "crc")
 )
 """What can be read of a message; `partition` in Spark is the node, which is in the plan."""
 
-_READERS: Final = 32
-_SHARE: Final = _READERS // 4
 _THREADS: Final = 2
-_WAIT_S: Final = 8.0
 _COUNT_S: Final = 5.0
 _STREAM_S: Final = 20.0
 _STEP_S: Final = 0.25
 _FULL_BYTES: Final = 2 << 20
 _FULL_ROWS: Final = 16_384
 _CHUNK_BYTES: Final = 256 << 10
+_CHUNK_S: Final = 1.0
+"""How long a reader may take for each of these on average, after `_STREAM_S`."""
 _PART_ROWS: Final = 500_000
 _PART_BYTES: Final = 256 << 20
 _MOST_PARTS: Final = 1000
@@ -76,6 +76,8 @@ whole one."""
 FILE_HEADER: Final = Layout("<qqq")
 """Before each file in `Log.files`: its first and its last id in the range, and its size."""
 _WINDOW: Final = 16_384
+_SUMMED: Final = 256
+"""Destinations whose messages are added to those of all patterns before others have a turn."""
 
 T = TypeVar("T")
 
@@ -136,6 +138,16 @@ class ReadSplit(msgspec.Struct, frozen=True, kw_only=True, rename={"end": "behin
     strict: bool = True
 
 
+class LogUser(NamedTuple):
+    """Who reads: whose share it counts for, "" for nobody's, and which destinations it may read.
+    That is asked on threads, and anew for each batch: rights may be taken away. `hold` is called
+    with how many bytes more, or less, wait to be sent; raises ServiceUnavailable."""
+
+    holder: str
+    may: Callable[[str], bool]
+    hold: Callable[[int], None]
+
+
 class Log:
     """Plans and serves reads of the log. Use it on the event loop."""
 
@@ -148,8 +160,7 @@ class Log:
         self.history = History(lake, hub.node)
         self.ledger = LedgerHistory(lake, hub.node)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="crosswire-log")
-        self._readers = asyncio.Semaphore(_READERS)
-        self._shares: dict[str, asyncio.Semaphore] = {}
+        self.slots = LogSlots()
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
         self.ends_streams = False
@@ -162,14 +173,19 @@ class Log:
 
     # Planning.
 
-    async def plan(self, plan: ReadPlan) -> LogRange:
+    async def plan(self, plan: ReadPlan, user: LogUser) -> LogRange:
         """Resolve a plan to ids. Raises InvalidDestination, LakeError, ServiceUnavailable."""
-        logs = await self._logs(LogSelection(plan.destinations))
-        return await self.with_files(functools.partial(self._plan, plan, logs, self.moment()))
+        chosen = LogSelection(plan.destinations, may=user.may)
+        async with self.slots.search(user.holder):
+            logs = await self._logs(chosen)
+            work = functools.partial(self._plan, plan, user, logs, self.moment())
+            return await self.with_files(work)
 
-    def _plan(self, plan: ReadPlan, logs: Mapping[str, int], moment: Moment) -> LogRange:
+    def _plan(
+        self, plan: ReadPlan, user: LogUser, logs: Mapping[str, int], moment: Moment
+    ) -> LogRange:
         """On a thread."""
-        choice = LogSelection(plan.destinations, plan.starts, plan.ends)
+        choice = LogSelection(plan.destinations, plan.starts, plan.ends, may=user.may)
         pieces, committed = self.snapshot(moment, choice, logs), moment.committed
         self._resolve(choice, pieces)
         first, end = plan.first, plan.end
@@ -191,7 +207,7 @@ class Log:
                 by_name, upto = pieces.tally(
                     most, first, end - 1, sized=plan.tally == "bytes", within_s=_COUNT_S
                 )
-                tallies = _by_pattern(plan.destinations, by_name)
+                tallies = self._summed(choice, plan.destinations, by_name)
                 count = sum(each.messages for each in by_name.values())
             else:
                 count, upto = pieces.count(most, first, end - 1, within_s=_COUNT_S)
@@ -222,6 +238,19 @@ class Log:
             tallies=tallies,
         )
 
+    def _summed(
+        self, choice: LogSelection, patterns: list[str], counted: Mapping[str, DestinationTally]
+    ) -> dict[str, DestinationTally]:
+        """The sums of what each of the plan's destinations selects; two may select the same."""
+        found = {pattern: DestinationTally() for pattern in patterns}
+        for position, (name, tally) in enumerate(counted.items()):
+            if not position % _SUMMED:
+                self._go_on()
+            for pattern in choice.selecting(name):
+                found[pattern].messages += tally.messages
+                found[pattern].bytes += tally.bytes
+        return found
+
     @staticmethod
     def _resolve(choice: LogSelection, pieces: LogSnapshot) -> None:
         """Earliest and latest in ids. The earliest of a destination is after what is missing."""
@@ -241,36 +270,41 @@ class Log:
 
     # Reading.
 
-    async def read(self, reading: ReadSplit, owner: str = "") -> AsyncGenerator[bytes, None]:
-        """An Arrow stream, in chunks. A user has a quarter of the readers; `owner` is empty without
-        users. The metadata `last` of each batch is the id up to which
+    async def read(self, reading: ReadSplit, user: LogUser) -> AsyncGenerator[bytes, None]:
+        """An Arrow stream, in chunks. The metadata `last` of each batch is the id up to which
         nothing was left out. The stream may end before the range does: the client continues there.
 
         Raises HistoryMissing, InvalidDestination, InvalidEnvelope, LakeError, ServiceUnavailable
         before the first chunk.
         """
-        choice = self._chosen(reading)
-        async with self.reader(owner):
+        choice = self._chosen(reading, user)
+        async with self.slots.stream(user.holder):
             logs = await self._logs(choice)
             async with contextlib.aclosing(
-                self._stream(_RangeReader(reading, choice, logs))
+                self._stream(_RangeReader(reading, choice, logs), user.hold)
             ) as stream:
                 async for chunk in stream:
                     yield chunk
 
-    def _chosen(self, reading: ReadSplit) -> LogSelection:
+    def _chosen(self, reading: ReadSplit, user: LogUser) -> LogSelection:
         unknown = [name for name in reading.columns if name not in COLUMNS]
         if unknown:
             raise InvalidEnvelope(f"there is no column {unknown[0]!r}")
+        if len(set(reading.columns)) < len(reading.columns):
+            # Each would be sent as often as it is named.
+            raise InvalidEnvelope("a column is named twice")
         if reading.node != self._hub.node:
             raise HistoryMissing(f"this is node {self._hub.node}, not {reading.node}")
         if reading.end > self._hub.committed_id + 1:
             raise InvalidEnvelope(f"ids from {self._hub.committed_id + 1} on are not there yet")
         return LogSelection(
-            reading.destinations, reading.starts, {OTHERS: reading.end, **reading.ends}
+            reading.destinations,
+            reading.starts,
+            {OTHERS: reading.end, **reading.ends},
+            may=user.may,
         )
 
-    async def files(self, reading: ReadSplit, owner: str = "") -> AsyncGenerator[bytes, None]:
+    async def files(self, reading: ReadSplit, user: LogUser) -> AsyncGenerator[bytes, None]:
         """Row groups of the lake, as Parquet files one after the other, each after a header with
         its first and last id of the range and its size. A file may have more ids than these, and
         has the column `id`. It has no row of a destination that is not selected.
@@ -278,7 +312,7 @@ class Log:
         The stream ends before the range does where messages are not in the lake, or together with
         others: the client reads them with `read`. Raises what that raises, before the first chunk.
         """
-        choice = self._chosen(reading)
+        choice = self._chosen(reading, user)
         names = tuple(dict.fromkeys((*reading.columns, "id")))
         position, last = max(reading.first, 1), reading.end - 1
         ends_at = time.monotonic() + _STREAM_S
@@ -286,7 +320,7 @@ class Log:
         is_simple = len(choice.starts) == 1 and len(choice.ends) == 1
         position = max(position, choice.starts[OTHERS])
         last = min(last, choice.ends[OTHERS] - 1)
-        async with self.reader(owner):
+        async with self.slots.stream(user.holder):
             while is_simple and position <= last and time.monotonic() < ends_at:
                 step = functools.partial(self._sealed, choice, names, self.moment(), position, last)
                 sealed = await self.with_files(step)
@@ -328,37 +362,21 @@ class Log:
         rows = group.rows * (upto - max(first, group.first) + 1) // width
         return _SealedFile(file, upto, rows)
 
-    @contextlib.asynccontextmanager
-    async def reader(self, owner: str) -> AsyncIterator[None]:
-        """A slot for reading. Raises ServiceUnavailable if all are taken for long."""
-        share = self._shares.setdefault(owner, asyncio.Semaphore(_SHARE if owner else _READERS))
-        # The share first: who waits for its own streams to end occupies nothing of others.
-        async with self._slot(share), self._slot(self._readers):
-            yield
-
-    @contextlib.asynccontextmanager
-    async def _slot(self, slots: asyncio.Semaphore) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(_WAIT_S):
-                await slots.acquire()
-        except TimeoutError:
-            raise ServiceUnavailable("too many read the log at once") from None
-        try:
-            yield
-        finally:
-            slots.release()
-
-    async def _stream(self, cursor: _RangeReader) -> AsyncGenerator[bytes, None]:
+    async def _stream(
+        self, cursor: _RangeReader, hold: Callable[[int], None]
+    ) -> AsyncGenerator[bytes, None]:
         ends_at = time.monotonic() + _STREAM_S
         out = _Out(cursor.names)
         is_begun = False
         while cursor.position < cursor.end:
             if is_begun and (time.monotonic() >= ends_at or self.ends_streams):
                 break
-            moment = self.moment()
             try:
-                step = functools.partial(self._step, cursor, moment, out)
-                chunk, rows = await self.with_files(step)
+                # A view of the store is in no variable: a slow reader would keep it open.
+                chunk, rows = await self.with_files(
+                    functools.partial(self._step, cursor, self.moment(), out)
+                )
+                hold(len(chunk))
             except CrosswireError:
                 if not is_begun:
                     raise
@@ -366,8 +384,13 @@ class Log:
                 return
             self._count("log", "http", "messages", by=rows)
             is_begun = True
-            for start in range(0, len(chunk), _CHUNK_BYTES):
-                yield chunk[start : start + _CHUNK_BYTES]
+            try:
+                for number, start in enumerate(range(0, len(chunk), _CHUNK_BYTES)):
+                    if time.monotonic() >= ends_at + _STREAM_S + number * _CHUNK_S:
+                        raise ServiceUnavailable("the client reads too slowly")
+                    yield chunk[start : start + _CHUNK_BYTES]
+            finally:
+                hold(-len(chunk))
         yield out.end()
 
     def _step(self, cursor: _RangeReader, moment: Moment, out: _Out) -> tuple[bytes, int]:
@@ -449,20 +472,6 @@ class Log:
         if self._is_closed:
             raise ServiceUnavailable("the hub is stopping")
         return await self._loop.run_in_executor(self._threads, work, *arguments)
-
-
-def _by_pattern(
-    patterns: list[str], counted: Mapping[str, DestinationTally]
-) -> dict[str, DestinationTally]:
-    """The sums of what each of the plan's destinations selects; two may select the same."""
-    found = {}
-    for pattern in patterns:
-        selected = LogSelection([pattern])
-        own = [tally for name, tally in counted.items() if selected.wants(name)]
-        found[pattern] = DestinationTally(
-            messages=sum(each.messages for each in own), bytes=sum(each.bytes for each in own)
-        )
-    return found
 
 
 class _SealedFile(NamedTuple):

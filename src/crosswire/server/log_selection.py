@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -34,7 +34,9 @@ OTHERS: Final = "*"
 class LogSelection:
     """Destinations, some of them patterns; `starts` and `ends` (exclusive) are ids by name.
 
-    `service/NAME` means all its methods. Raises InvalidDestination.
+    `service/NAME` means all its methods. `may` is asked about each destination that is found, too:
+    who has the right to a pattern need not have it to all that the pattern selects, such as dead
+    letters of others' subscriptions. Raises InvalidDestination.
     """
 
     def __init__(
@@ -42,6 +44,8 @@ class LogSelection:
         patterns: Sequence[str],
         starts: Mapping[str, int] | None = None,
         ends: Mapping[str, int] | None = None,
+        *,
+        may: Callable[[str], bool],
     ) -> None:
         if len(patterns) > MOST_DESTINATIONS:
             raise InvalidDestination(
@@ -57,22 +61,30 @@ class LogSelection:
             )
         self._services = any(each.startswith("service/") for each in patterns)
         self._known: dict[str, bool] = {}
+        self._may = may
         self.starts = {OTHERS: EARLIEST, **(starts or {})}
         self.ends = {OTHERS: LATEST, **(ends or {})}
 
     def wants(self, destination: str) -> bool:
-        """Is the destination selected?"""
+        """Is the destination selected, and may it be read?"""
         known = self._known.get(destination)
         if known is None:
             known = self._known[destination] = self._decide(destination)
-        return known
+        return known and self._may(destination)
 
     def _decide(self, destination: str) -> bool:
-        return (
-            destination in self._exact
-            or _service_of(destination) in self._exact
-            or any(covers(pattern, destination) for pattern in self._patterns)
-        )
+        return any(True for _ in self.selecting(destination))
+
+    def selecting(self, destination: str) -> Iterator[str]:
+        """Those of what is asked for that select it."""
+        if destination in self._exact:
+            yield destination
+        service = _service_of(destination)
+        if service != destination and service in self._exact:
+            yield service
+        for pattern in self._patterns:
+            if covers(pattern, destination):
+                yield pattern
 
     def takes(self, destination: str, identifier: int) -> bool:
         """Is the message selected?"""

@@ -255,6 +255,8 @@ class LogSnapshot:
 
     def _first_since(self, time_us: int, number: int, piece: LogPiece) -> int | None:
         """By bisection: times grow with ids."""
+        # For each of thousands of destinations: others go on, and the hub can stop.
+        self._breathe(0.0)
         low, high = piece.first, piece.last
         found = None
         while low <= high:

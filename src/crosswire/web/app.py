@@ -179,6 +179,7 @@ class App:
             analyses=self.analyses,
             tickets=self._tickets,
             connection=self._connection(request),
+            hold=request.state.hold,
         )
         self.server.enter_turn()
         answer = operation.handler(ask)
@@ -190,7 +191,10 @@ class App:
             return response
         if inspect.isawaitable(answer):
             answer = await answer
-        return _answer(answer)
+        response = _answer(answer)
+        if len(response.body) > LARGE_BYTES:
+            request.state.check_room(len(response.body))
+        return response
 
     # Principal and body of a request.
 

@@ -109,6 +109,7 @@ class OperationRequest:
         "analyses",
         "body",
         "connection",
+        "hold",
         "path",
         "principal",
         "query",
@@ -135,10 +136,13 @@ class OperationRequest:
         analyses: HeldAnalyses | None = None,
         tickets: ReportTickets | None = None,
         connection: str = "",
+        hold: Callable[[int], None] = lambda _: None,
     ) -> None:
         """`connection` is what messages have for their connection: see `holder_of_address`; empty
         with users, and for clients on this machine. `identify` finds the user of this request anew;
-        without it, that never changes. With `is_read` a standby answers it, too."""
+        without it, that never changes. With `is_read` a standby answers it, too. `hold` is called
+        with the bytes of the response that a handler holds, and with as many less when they are
+        sent; it raises ServiceUnavailable if the user has no room for more."""
         self._is_read = is_read
         self.server = server
         self.replays = replays
@@ -151,6 +155,7 @@ class OperationRequest:
         self.analyses = analyses or HeldAnalyses(server)
         self.tickets = tickets or ReportTickets()
         self.connection = connection
+        self.hold = hold
         self._identify = identify or (lambda: principal)
 
     @property

@@ -25,6 +25,7 @@ from uvicorn.server import ServerState
 from crosswire.access import ANONYMOUS
 from crosswire.budget import MemoryAccount
 from crosswire.config import Address
+from crosswire.errors import ServiceUnavailable
 from crosswire.gateways.certificates import read_certificate
 from crosswire.logs import log_event
 from crosswire.server.listener import cannot_listen
@@ -185,6 +186,7 @@ class _HttpConnection(H11Protocol):
         self._stall: asyncio.TimerHandle | None = None
         self._account: MemoryAccount | None = None
         self._body_bytes = 0
+        self._unsent_bytes = 0
         self._idle_since = 0.0
         self._is_refused = False
         self._first_bytes = b""
@@ -198,6 +200,8 @@ class _HttpConnection(H11Protocol):
         self.app_state["identified"] = self._on_identified
         self.app_state["streaming"] = self._on_streaming
         self.app_state["stored"] = self._on_stored
+        self.app_state["check_room"] = self._check_room
+        self.app_state["hold"] = self._hold
         peer = transport.get_extra_info("peername")
         self._host = str(peer[0]) if peer else ""
         with suppress(OSError):  # the peer has reset it already
@@ -244,6 +248,26 @@ class _HttpConnection(H11Protocol):
         if self._account is not None and self._account.is_open:
             self._account.add(-min(count, self._body_bytes))
             self._body_bytes -= min(count, self._body_bytes)
+
+    def _check_room(self, size_bytes: int) -> None:
+        """Raises ServiceUnavailable if a response of this size is too much: its user does not read
+        others, for example."""
+        if self._account is not None and not self._account.has_room(size_bytes):
+            self._context.count("rejected", "http", "memory")
+            raise ServiceUnavailable("too much waits to be read already: retry later")
+
+    def _hold(self, change_bytes: int) -> None:
+        """A handler holds this much more of its response, or less. Raises ServiceUnavailable."""
+        if change_bytes > 0:
+            self._check_room(change_bytes)
+        if self._account is not None:
+            self._account.add(change_bytes)
+
+    def _note_unsent(self, size_bytes: int) -> None:
+        """This many bytes of the response are not read."""
+        if self._account is not None:
+            self._account.add(size_bytes - self._unsent_bytes)
+        self._unsent_bytes = size_bytes
 
     def _on_refused(self) -> None:
         """A request without valid credentials waits for its answer: it keeps nobody out either."""
@@ -292,11 +316,13 @@ class _HttpConnection(H11Protocol):
         """The client does not read: it may do so for a while, since a response occupies memory, and
         one of the log a reader's slot."""
         super().pause_writing()
+        self._note_unsent(self.transport.get_write_buffer_size())
         if self._stall is None:
             self._stall = self.loop.call_later(_STALL_S, self._too_slow)
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self._note_unsent(0)
         self._end_stall()
 
     def _end_stall(self) -> None:
@@ -326,7 +352,10 @@ class _HttpConnection(H11Protocol):
     # Memory.
 
     def measure_memory(self) -> None:
-        """Nothing to measure: it is reported as it arrives, and given back with the response."""
+        """What is sent and not read; the rest is reported as it arrives, and given back with the
+        response."""
+        if self._unsent_bytes and not self._lost:
+            self._note_unsent(self.transport.get_write_buffer_size())
 
     def restrain(self, restrained: bool) -> None:
         """Read nothing more of the body, or continue."""

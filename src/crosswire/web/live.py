@@ -219,7 +219,7 @@ class _Tail:
         self, ask: OperationRequest, destination: str, matches: Any, buffer: EventBuffer
     ) -> None:
         self._hub = ask.hub
-        self._choice = LogSelection([destination])
+        self._choice = LogSelection([destination], may=ask.may_read)
         self._matches = matches
         self._buffer = buffer
         self._waiting: deque[_TailedGroup] = deque()

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import msgspec
 
 from crosswire.errors import Forbidden, InvalidDestination, ServiceUnavailable
-from crosswire.server.log_reader import Log, LogRange, ReadPlan, ReadSplit
+from crosswire.server.log_reader import Log, LogRange, LogUser, ReadPlan, ReadSplit
 from crosswire.server.log_selection import MOST_DESTINATIONS
 from crosswire.web.contract import BYTES, Chunks, Operation, OperationRequest
 from crosswire.web.name_index import NAME_KINDS
@@ -72,7 +72,7 @@ async def _names_after(ask: OperationRequest, after: str, most: int) -> list[str
             names, last, number = await ask.work.index.names(ask.hub, kind, turn), after, 0
             while number < most and (some := names.after(last, _NAMES)):
                 last = some[-1]
-                allowed = [name for name in some if _may(ask, name)]
+                allowed = [name for name in some if ask.may_read(name)]
                 number += len(allowed)
                 found += allowed
                 await turn.pause()
@@ -86,7 +86,7 @@ async def plan(ask: OperationRequest) -> LogRange:
     wanted: ReadPlan = ask.body
     _check_number(wanted)
     _require(ask, wanted.destinations)
-    return await _log(ask).plan(wanted)
+    return await _log(ask).plan(wanted, _user(ask))
 
 
 def read(ask: OperationRequest) -> Chunks:
@@ -94,7 +94,7 @@ def read(ask: OperationRequest) -> Chunks:
     wanted: ReadSplit = ask.body
     _check_number(wanted)
     _require(ask, wanted.destinations)
-    return _while_allowed(ask, wanted.destinations, _log(ask).read(wanted, ask.principal))
+    return _while_allowed(ask, wanted.destinations, _log(ask).read(wanted, _user(ask)))
 
 
 def read_files(ask: OperationRequest) -> Chunks:
@@ -102,7 +102,7 @@ def read_files(ask: OperationRequest) -> Chunks:
     wanted: ReadSplit = ask.body
     _check_number(wanted)
     _require(ask, wanted.destinations)
-    return _while_allowed(ask, wanted.destinations, _log(ask).files(wanted, ask.principal))
+    return _while_allowed(ask, wanted.destinations, _log(ask).files(wanted, _user(ask)))
 
 
 async def _while_allowed(ask: OperationRequest, destinations: list[str], chunks: Chunks) -> Chunks:
@@ -138,15 +138,14 @@ def _log(ask: OperationRequest) -> Log:
 def _require(ask: OperationRequest, destinations: list[str]) -> None:
     """Raises Forbidden. Reading the log needs the right to consume, or to administer the hub."""
     for destination in destinations:
-        if not _may(ask, destination):
+        if not ask.may_read(destination):
             ask.server.context.count("forbidden", "http")
             name = ask.principal or "an anonymous user"
             raise Forbidden(f"{name} may not consume {destination}")
 
 
-def _may(ask: OperationRequest, destination: str) -> bool:
-    access = ask.server.context.access
-    return access.may_administer(ask.principal) or access.may(ask.principal, "consume", destination)
+def _user(ask: OperationRequest) -> LogUser:
+    return LogUser(ask.holder, ask.may_read, ask.hold)
 
 
 LOG_OPERATIONS: Final = (

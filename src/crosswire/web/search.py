@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Annotated, Final, Literal
@@ -112,7 +113,7 @@ async def search_messages(ask: OperationRequest) -> SearchPage:
         query.text.lower(),
     )
     found: list[FoundMessage] = []
-    async with log.reader(ask.principal):
+    async with log.slots.search(ask.holder):
         while True:
             most = query.limit - len(found)
             part = await _find(ask, log, query, criteria, first, last, most, ends_at)
@@ -132,19 +133,10 @@ async def search_messages(ask: OperationRequest) -> SearchPage:
 
 def _wants(ask: OperationRequest, query: SearchQuery) -> Callable[[str], bool]:
     """Whether messages of a destination may be shown. Asked on a thread, once for each name."""
-    choice = LogSelection([query.destination]) if query.destination else None
     needs_content = bool(query.property or query.correlation or query.text)
     may = ask.may_read if needs_content else ask.may_see
-    known: dict[str, bool] = {}
-
-    def wants(destination: str) -> bool:
-        found = known.get(destination)
-        if found is None:
-            is_chosen = choice is None or choice.wants(destination)
-            found = known[destination] = is_chosen and may(destination)
-        return found
-
-    return wants
+    wants = LogSelection([query.destination], may=may).wants if query.destination else may
+    return functools.cache(wants)
 
 
 async def _find(
@@ -162,7 +154,7 @@ async def _find(
     next_row = hub.store.next_row
 
     def find() -> FoundMessages:
-        choice = LogSelection([query.destination] if query.destination else [])
+        choice = LogSelection([query.destination] if query.destination else [], may=ask.may_see)
         logs = destinations
         if query.destination:
             logs = choice.logs(destinations, lambda: log.pause(0.0))

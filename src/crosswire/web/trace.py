@@ -134,7 +134,7 @@ async def trace(ask: OperationRequest) -> Trace:
         if ask.is_observer:
             raise UnknownMessage(f"there is no message {identifier} yet")
         raise _unknown(identifier)
-    async with log_of(ask).reader(ask.principal):
+    async with log_of(ask).slots.search(ask.holder):
         found = await find_steps(ask, {identifier}, _STEPS_S)
         # Without a trace of what the principal may not know of, as if there was nothing.
         rows = [row for row in found.rows[identifier] if _is_visible(ask, row)]
@@ -202,7 +202,7 @@ async def _message(
     moment = log.moment()
 
     def read() -> Envelope | None:
-        log.snapshot(moment, LogSelection([]), {})
+        log.snapshot(moment, LogSelection([], may=ask.may_read), {})
         for batch, _ in log.history.read(identifier, identifier, ENVELOPE_COLUMNS):
             if batch is not None:
                 for row in (ids_of(batch) == identifier).nonzero()[0].tolist():
@@ -278,7 +278,7 @@ async def _dead_letters(
 
     def find() -> list[Envelope]:
         search = MessageSearch(
-            log.snapshot(moment, LogSelection([]), logs),
+            log.snapshot(moment, LogSelection([], may=ask.may_read), logs),
             log.history,
             criteria,
             names={number: name for name, number in logs.items()},

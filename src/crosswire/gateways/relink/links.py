@@ -80,6 +80,7 @@ class Links:
         self._ends: dict[int, LinkEnd] = {}
         self._cut: dict[int, _CutLink] = {}
         """Links that lost their connection, the oldest first."""
+        self._has_ended = False
         context.on_ended.append(self._release_all)
         self._share = Quota("links", 1, 1.0)
         self._configure_share()
@@ -248,6 +249,7 @@ class Links:
 
     def _release_all(self) -> None:
         """The hub has ended: its links are in its store, or in that of the next leader."""
+        self._has_ended = True
         for cut in self._cut.values():
             cut.account.close()
         self._cut.clear()
@@ -293,6 +295,9 @@ class Links:
     def _start_timer(self, end: LinkEnd) -> None:
         """Forget the link after `link_s`, unless it is connected by then."""
         self._rejoin(end)
+        if self._has_ended:
+            # A socket that closes late: the hub's timers, and who closes accounts, are gone.
+            return
         self._cut[end.id] = _CutLink(self, end)
         cuts = end.cuts
 
