@@ -288,9 +288,17 @@ def test_what_is_newer_than_the_ledger_is_unknown(made: Made, lakes: dict[str, P
 
 
 def test_a_payload_that_was_changed_in_the_lake(made: Made) -> None:
-    damaged = [row for row in of(made, "gold/deliveries", "payload-in-lake") if not row["intact"]]
-    assert damaged and all(row["intact"] is False or row["message_id"] for row in damaged)
-    assert made.summary.findings["damaged"] >= 1
+    damaged = {
+        name: {
+            row["message_id"]
+            for table in ("gold/deliveries", "open/deliveries")
+            for row in of(made, table, name)
+            if row["intact"] is False
+        }
+        for name in FAULTS
+    }
+    assert [name for name in FAULTS if damaged[name]] == ["payload-in-lake"]
+    assert made.summary.findings["damaged"] >= len(damaged["payload-in-lake"])
 
 
 def test_an_answer_that_was_changed_in_the_lake(made: Made) -> None:
