@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import chain, pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -248,11 +249,62 @@ def test_any_order_with_rewritten_times_is_one_connection(
     assert Counter(run.kind for run in runs if run.kind != DATA) == {OPEN: 1, FIN: 2}
 
 
+SLOW_NS = 1_000_000_000
+
+
+@pytest.mark.parametrize("place", range(len(WHOLE)))
+@pytest.mark.parametrize("moved", [0, 1, 6, 7])
+def test_a_syn_or_fin_of_a_quiet_connection_may_come_at_any_time(moved: int, place: int) -> None:
+    segments = [*WHOLE]
+    segments.insert(place, segments.pop(moved))
+    runs = runs_of([each._replace(time_ns=at * SLOW_NS) for at, each in enumerate(segments)])
+    assert {run.connection for run in runs} == {0}
+    assert (bytes_of(runs), bytes_of(runs, forward=False)) == ([b"askmore"], [b"answerdone"])
+
+
+@given(st.permutations(WHOLE))
+def test_in_any_order_of_a_quiet_connection_there_is_one(segments: list[Segment]) -> None:
+    runs = runs_of([each._replace(time_ns=at * SLOW_NS) for at, each in enumerate(segments)])
+    assert {run.connection for run in runs} == {0}
+
+
+@given(st.permutations([*WHOLE, *WHOLE[2:6]]), st.sampled_from([0, 10_000_000]))
+def test_in_any_order_what_was_sent_twice_is_there_once(
+    segments: list[Segment], step_ns: int
+) -> None:
+    runs = runs_of([each._replace(time_ns=at * step_ns) for at, each in enumerate(segments)])
+    assert {run.connection for run in runs} == {0}
+    assert (bytes_of(runs), bytes_of(runs, forward=False)) == ([b"askmore"], [b"answerdone"])
+
+
+@pytest.mark.parametrize("step_ns", [1, SLOW_NS])
+def test_a_refusal_before_its_syn_is_one_connection(step_ns: int) -> None:
+    refusal = segment(False, 0, 0, flags=tcp.RST | tcp.ACK, ack=101)
+    runs = runs_of([refusal, WHOLE[0]._replace(time_ns=step_ns)])
+    assert [(run.connection, run.forward, run.opener, run.kind) for run in runs] == [
+        (0, True, True, OPEN),
+        (0, False, True, RESET),
+    ]
+
+
+def test_ports_that_are_used_again_after_an_end_make_another_connection() -> None:
+    """Also with the same numbers, which tools that make captures use: not at once, but a second
+    later."""
+    again = [each._replace(time_ns=SLOW_NS) for each in WHOLE]
+    runs = runs_of([*WHOLE, *again])
+    assert [run.data for run in runs if run.connection == 1 and run.forward and run.data] == [
+        b"ask",
+        b"more",
+    ]
+
+
 def test_a_syn_that_never_comes_is_not_waited_for_long() -> None:
     flow = Flow()
-    assert not list(flow.add(segment(True, 0, 9_000, b"x")))
-    (run,) = flow.add(segment(False, 300_000_000, 7_000, b"y"))
-    assert (run.data, run.late) == (b"x", True)
+    count = 16
+    for index in range(count):
+        assert not list(flow.add(segment(True, index * 300_000_000, 9_000 + index, b"x")))
+    runs = list(flow.add(segment(False, count * 300_000_000, 7_000, b"y")))
+    assert [(run.data, run.late) for run in runs] == count * [(b"x", True)]
 
 
 def test_an_answer_stays_after_its_request_without_a_syn() -> None:

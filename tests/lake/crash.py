@@ -1,6 +1,7 @@
-"""A whole hub with its lake, under load, that is killed again and again.
+"""A whole hub with its lake, under load, that is killed again and again, or whose encoder is.
 
-`python -m tests.lake.crash --rounds 100` runs the long version and prints what came of it.
+`python -m tests.lake.crash --rounds 100` runs the long version and prints what came of it; with
+`--attacks 50` the lake's encoder is suspended, resumed and killed as often in every life.
 
 The child runs a server, publishes to it over real sockets as fast as it can, with a consumer that
 settles most of it and a service that is called, and prints everything that was acknowledged. The
@@ -13,11 +14,13 @@ import argparse
 import asyncio
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -31,9 +34,14 @@ from crosswire.errors import RequestFailed
 from crosswire.hub.policies import TopicPolicy
 from crosswire.lake.files import find
 from crosswire.lake.verification import LakeFault, verify
+from crosswire.server import lake_encoder, lake_feed
 from crosswire.server.server import Server
 
 __all__ = ["Outcome", "crash", "read_lake"]
+
+ENCODER = b"crosswire.server.lake_process"
+PATIENCE_S = 0.2
+"""How long the hub waits for its encoder where that is attacked."""
 
 
 class Outcome(msgspec.Struct):
@@ -49,12 +57,15 @@ class Outcome(msgspec.Struct):
     ledger_rows: int = 0
     wire_rows: int = 0
     lost_rows: int = 0
+    gaps: int = 0
+    suspended: int = 0
+    killed: int = 0
     faults: list[LakeFault] = []
 
     @property
     def kept_promise(self) -> bool:
         wrong = self.missing or self.doubled or self.not_accepted or self.not_in_lake
-        return not (wrong or self.faults)
+        return not (wrong or self.gaps or self.faults)
 
 
 # ------------------------------------------------------------------------------------------ child
@@ -78,8 +89,14 @@ def settings(path: str, seal_s: float, seal_bytes: int) -> Config:
     )
 
 
-async def live(path: str, life: int, seed: int, *, calm: bool) -> None:
+async def live(path: str, life: int, seed: int, *, calm: bool, attacked: bool) -> None:
     random = Random(seed)
+    if attacked:
+        # Every seal is an order for the encoder, a suspended one is noticed soon, and the next one
+        # is started at once.
+        lake_feed._ENCODER_BYTES = 1  # type: ignore[misc]
+        lake_encoder._ANSWER_S = PATIENCE_S  # type: ignore[misc]
+        lake_feed._RETRY_S = 0.01  # type: ignore[misc]
     seal_bytes = 1 << 20 if calm else random.choice((1 << 12, 1 << 16, 1 << 20))
     server = Server(settings(path, random.choice((0.02, 0.1, 0.3)), seal_bytes))
     addresses = await server.start()
@@ -125,16 +142,19 @@ async def load(client: EmpClient, life: int, number: int, random: Random) -> Non
 # ----------------------------------------------------------------------------------------- parent
 
 
-def run_life(path: Path, life: int, random: Random) -> list[str]:
+def run_life(path: Path, life: int, random: Random, attack: Attack | None = None) -> list[str]:
     """Runs a hub and kills it; gives the keys of the messages that it acknowledged.
 
     Half of the hubs are killed at any moment, also before the first message. The others are killed
-    after a number of acknowledgements, which a loaded machine reaches later, but does reach.
+    after a number of acknowledgements, which a loaded machine reaches later, but does reach. With
+    an attack on its encoder that comes first.
     """
-    child = start(path, life, random.getrandbits(32))
+    child = start(path, life, random.getrandbits(32), *(["--attacked"] if attack else []))
     assert child.stdout is not None
     try:
         output = read_until(child, b"ready", 1, time.monotonic())
+        if attack is not None:
+            output += attack.run(child)
         ends = time.monotonic() + random.uniform(0, 0.3)
         least = random.choice((0, random.randrange(50, 500)))
         output += read_until(child, b"acknowledged ", least, ends)
@@ -144,6 +164,56 @@ def run_life(path: Path, life: int, random: Random) -> list[str]:
     output += rest
     whole = output[: output.rfind(b"\n") + 1].decode().split("\n")
     return [line.split()[1] for line in whole if line.startswith("acknowledged ")]
+
+
+class Attack:
+    """Suspends, resumes and kills the encoder of a hub while that goes on acknowledging."""
+
+    def __init__(self, random: Random, count: int) -> None:
+        self._random = random
+        self._count = count
+        self.suspended = 0
+        self.killed = 0
+
+    def run(self, child: subprocess.Popen[bytes]) -> bytes:
+        """What the hub printed meanwhile."""
+        output, done = b"", 0
+        while done < self._count:
+            output += self._more(child, self._random.randrange(1, 60))
+            encoder = encoder_of(child.pid)
+            if encoder is not None:
+                done += 1
+                output += self._hit(child, encoder)
+        return output
+
+    def _hit(self, child: subprocess.Popen[bytes], encoder: int) -> bytes:
+        output = b""
+        with suppress(ProcessLookupError):  # the hub has given it up meanwhile
+            if self._random.random() < 0.4:
+                os.kill(encoder, signal.SIGKILL)
+                self.killed += 1
+                return output
+            os.kill(encoder, signal.SIGSTOP)
+            self.suspended += 1
+            output = self._more(child, self._random.randrange(1, 60))
+            if self._random.random() < 0.3:
+                # For so long that the hub takes another one.
+                output += read_until(child, b"", 0, time.monotonic() + 2 * PATIENCE_S)
+            os.kill(encoder, signal.SIGCONT)
+        return output
+
+    def _more(self, child: subprocess.Popen[bytes], count: int) -> bytes:
+        return read_until(child, b"acknowledged ", count, time.monotonic())
+
+
+def encoder_of(hub: int) -> int | None:
+    """The process that makes the files of a hub's lake."""
+    for children in Path(f"/proc/{hub}/task").glob("*/children"):
+        with suppress(OSError):
+            for each in children.read_text().split():
+                if ENCODER in Path(f"/proc/{each}/cmdline").read_bytes().split(b"\0"):
+                    return int(each)
+    return None
 
 
 def read_until(child: subprocess.Popen[bytes], word: bytes, least: int, ends: float) -> bytes:
@@ -176,18 +246,22 @@ def read_lake(lake: Path, table: str, columns: list[str]) -> list[dict[str, Any]
     return sorted(rows, key=lambda row: row["seq"])
 
 
-def crash(rounds: int, seed: int, path: Path, *, chatty: bool = False) -> Outcome:
+def crash(rounds: int, seed: int, path: Path, *, attacks: int = 0, chatty: bool = False) -> Outcome:
     random = Random(seed)
     acknowledged: set[str] = set()
+    attack = Attack(random, attacks) if attacks else None
     for life in range(rounds):
-        acknowledged.update(run_life(path, life, random))
+        acknowledged.update(run_life(path, life, random, attack))
         if chatty and (life + 1) % 10 == 0:
             print(f"{life + 1} lives, {len(acknowledged)} acknowledged", flush=True)
     last = start(path, rounds, seed, "--calm")
     last.communicate()
     if last.returncode:
         raise RuntimeError("the last life did not end well")
-    return compare(path / "lake", acknowledged, rounds)
+    outcome = compare(path / "lake", acknowledged, rounds)
+    if attack is not None:
+        outcome.suspended, outcome.killed = attack.suspended, attack.killed
+    return outcome
 
 
 def compare(lake: Path, acknowledged: set[str], rounds: int) -> Outcome:
@@ -215,6 +289,7 @@ def compare(lake: Path, acknowledged: set[str], rounds: int) -> Outcome:
         ledger_rows=len(ledger),
         wire_rows=len(wire),
         lost_rows=sum(row["kind"] == "lost" for row in wire),
+        gaps=len(read_lake(lake, "gaps", ["seq"])),
         faults=list(verify(lake)),
     )
 
@@ -223,16 +298,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--attacks", type=int, default=0, help="on the encoder, in every life")
     parser.add_argument("--live", metavar="DIR", help=argparse.SUPPRESS)
     parser.add_argument("--life", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--calm", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--attacked", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.live:
-        asyncio.run(live(options.live, options.life, options.seed, calm=options.calm))
+        calm, attacked = options.calm, options.attacked
+        asyncio.run(live(options.live, options.life, options.seed, calm=calm, attacked=attacked))
         return
     with tempfile.TemporaryDirectory(prefix="crosswire-lake-") as directory:
         print(f"seed {options.seed}", flush=True)
-        outcome = crash(options.rounds, options.seed, Path(directory), chatty=True)
+        folder, attacks = Path(directory), options.attacks
+        outcome = crash(options.rounds, options.seed, folder, attacks=attacks, chatty=True)
     print(outcome)
     raise SystemExit(not outcome.kept_promise)
 

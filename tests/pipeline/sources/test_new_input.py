@@ -8,14 +8,17 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from crosswire.errors import InvalidInput
+from crosswire.pipeline.sources.lake_listing import LakeListing
 from crosswire.pipeline.sources.new_input import (
     InputPosition,
     LakeRows,
     NewInput,
     NewInputFinder,
+    check_files,
     files_of,
 )
 from crosswire.testing.traffic import SampleTraffic, packets, write_pcap
@@ -237,3 +240,37 @@ def test_a_capture_that_has_hardly_begun_is_waited_for(tmp_path: Path) -> None:
     whole = capture(file)
     file.write_bytes(whole[:24])
     assert list(look(file.parent, patient=True)) == []
+
+
+def test_a_file_with_a_foreign_name_is_refused(lake: Lake) -> None:
+    (first,) = lake.look(InputPosition())
+    stray = lake.add(20, 29)
+    stray = stray.rename(stray.with_name("copy.parquet"))
+    with pytest.raises(InvalidInput, match=r"copy\.parquet has no name of a file of wire/"):
+        lake.look(first.position)
+    stray.unlink()
+    assert lake.look(first.position) == []
+
+
+def test_a_file_without_what_its_name_promises_is_refused(tmp_path: Path) -> None:
+    SampleTraffic(connections=1, messages=2).write_tap(tmp_path / "lake")
+    (file,) = (tmp_path / "lake" / "wire").glob("*/*.parquet")
+    listing = LakeListing()
+
+    def found() -> NewInput:
+        finder = NewInputFinder(
+            [str(tmp_path / "lake")],
+            listing,
+            batch_bytes=GOOD,
+            split_bytes=GOOD,
+            patient=False,
+            records=False,
+        )
+        (one,) = finder.look(InputPosition())
+        return one
+
+    check_files(found(), listing)
+    rows = pq.ParquetFile(file).read()
+    pq.write_table(rows.slice(1), file)
+    with pytest.raises(InvalidInput, match=rf"holds {len(rows) - 1} rows .* promises {len(rows)}"):
+        check_files(found(), listing)

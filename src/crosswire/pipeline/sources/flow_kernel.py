@@ -88,9 +88,9 @@ ROW_LENGTH, ROW_TIME, ROW_LATE, ROW_SOURCE, ROW_START = 6, 7, 8, 9, 10
 # State: all int64, -1 for None. The flow's own fields, then those of the backward direction, then
 # those of the forward one. The fields are those of `Flow` and `_Half`.
 _FLOW, _NUMBER, _OPENER, _BROKEN, _BEGUN, _BYTES = 0, 1, 2, 3, 4, 5
-_HALVES, _HALF_FIELDS = 6, 9
+_HALVES, _HALF_FIELDS = 6, 10
 _BASE, _NEXT, _LATE, _FIN_AT, _ENDED, _TIME, _WAITS, _WAITING_BYTES = 0, 1, 2, 3, 4, 5, 6, 7
-_REACH = 8
+_REACH, _SYNCHRONIZED = 8, 9
 
 # Waiting segments: for either direction, in the order of their offsets.
 _POSITION, _SINCE, _SOURCE, _START, _LENGTH, _WAITING_FIELDS = 0, 1, 2, 3, 4, 5
@@ -147,7 +147,9 @@ def to_flow(
     halves: list[Any] = []
     for forward in (1, 0):
         at = _HALVES + forward * _HALF_FIELDS
-        base, following, late, fin_at, ended, time, waits, _, reach = own[at : at + _HALF_FIELDS]
+        base, following, late, fin_at, ended, time, waits, _, reach, synchronized = own[
+            at : at + _HALF_FIELDS
+        ]
         held = [
             (position, since, payload(source, start, length))
             for position, since, source, start, length in waiting[forward, :waits].tolist()
@@ -163,6 +165,7 @@ def to_flow(
                 held,
                 reach,
                 [],
+                bool(synchronized),
             )
         )
     opener = None if own[_OPENER] < 0 else bool(own[_OPENER])
@@ -176,7 +179,7 @@ def from_flow(flow: Flow, state: Int64) -> None:
     number, opener, halves, broken, begun, _ = flow.save()
     state[_NUMBER : _BEGUN + 1] = (number, -1 if opener is None else opener, broken, begun)
     for forward, half in zip((1, 0), halves, strict=True):
-        base, following, late, fin_at, ended, time, _, reach, _ = half
+        base, following, late, fin_at, ended, time, _, reach, _, synchronized = half
         at = _HALVES + forward * _HALF_FIELDS
         state[at : at + _HALF_FIELDS] = (
             -1 if base is None else base,
@@ -189,6 +192,7 @@ def from_flow(flow: Flow, state: Int64) -> None:
             0,
             0,
             reach,
+            synchronized,
         )
 
 
@@ -409,8 +413,18 @@ def _open(state: Int64, packet: Any, rows: Int64, count: int) -> int:
     acknowledged = np.int64(packet.acknowledgement)
     over = _is_over(state)
     last_time = max(state[half + _TIME], state[other + _TIME])
-    is_recent = packet.time_ns - last_time <= REORDER_NS
-    if state[half + _BASE] == first and not state[half + _LATE] and (not over or is_recent):
+    passed = packet.time_ns - last_time
+    is_missing = not state[half + _SYNCHRONIZED] and passed <= LINGER_NS
+    repeats = state[half + _BASE] == first and (not over or passed <= REORDER_NS or is_missing)
+    belongs = (
+        state[half + _LATE]
+        and answers
+        and state[other + _SYNCHRONIZED]
+        and state[other + _BASE] == acknowledged
+        and (not over or passed <= LINGER_NS)
+    )
+    if repeats or belongs:
+        state[half + _SYNCHRONIZED] = 1
         return count
     # SYN with ACK answers the other end, which so is the opener although its SYN is missing.
     if over or not state[_BEGUN]:
@@ -427,6 +441,7 @@ def _open(state: Int64, packet: Any, rows: Int64, count: int) -> int:
         # Another connection begins although this one is not over.
         return -1
     state[half + _BASE] = first
+    state[half + _SYNCHRONIZED] = 1
     return count
 
 

@@ -34,7 +34,7 @@ class _FlowState(msgspec.Struct, array_like=True, frozen=True):
 
 
 _STATE: Final = msgspec.msgpack.Decoder(_FlowState)
-_STATE_VERSION: Final = 2
+_STATE_VERSION: Final = 3
 
 
 class FlowRows:

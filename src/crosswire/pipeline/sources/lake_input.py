@@ -27,7 +27,14 @@ from crosswire.lake.terms import TermGap, counted, outside_gaps
 from crosswire.pipeline.sources.inputs import Inputs
 from crosswire.pipeline.tables.missing_rows import ALWAYS_US, MissingLakeRows
 
-__all__ = ["LakeInput", "SkippedFile", "hole_before", "inspect_lake"]
+__all__ = [
+    "LakeInput",
+    "SkippedFile",
+    "check_contents",
+    "foreign_name",
+    "hole_before",
+    "inspect_lake",
+]
 
 _FOLDERS: Final = {"wire": "taps", "messages": "messages", "ledger": "ledgers", "gaps": "gaps"}
 """The tables of a lake, and the fields of Inputs with their folders."""
@@ -151,9 +158,14 @@ def _list(found: _TableFiles, folder: str, since: str, listing: Listing | None) 
         is_alone = name == folder
         file = parse_name(found.table, date.removeprefix(_DATED), Path(last))
         if file is None or not (is_alone or date.startswith(_DATED)):
-            found.skip(name, f"has no name of a file of {found.table}/: its rows are unknown")
+            found.skip(name, foreign_name(found.table))
         elif is_alone or file.date >= since:
             files.append(file._replace(path=name))  # type: ignore[arg-type]
+
+
+def foreign_name(table: str) -> str:
+    """What is wrong with a file whose name is not that of a lake's file."""
+    return f"has no name of a file of {table}/: its rows are unknown"
 
 
 def _names(folder: str, listing: Listing | None) -> Iterator[str]:
@@ -212,12 +224,16 @@ def _ids_in(file: LakeFile) -> tuple[int, int] | None:
 
 
 def _check_contents(found: _TableFiles) -> None:
-    """Compare files with their names, by their footers."""
-    files = found.files
+    for file, reason in check_contents(found.files):
+        found.skip(str(file.path), reason)
+
+
+def check_contents(files: Sequence[LakeFile]) -> Iterator[tuple[LakeFile, str]]:
+    """The files that don't hold what their names promise, by their footers, and why."""
     with ThreadPoolExecutor(_READERS) as pool:
         for file, reason in zip(files, pool.map(_fault_of, files), strict=True):
             if reason is not None:
-                found.skip(str(file.path), reason)
+                yield file, reason
 
 
 def _fault_of(file: LakeFile) -> str | None:

@@ -22,11 +22,19 @@ from crosswire.lake.files import LakeFile, parse_name
 from crosswire.lake.terms import counted
 from crosswire.pipeline.sources.capture_reader import Split, advance, capture_state, open_at
 from crosswire.pipeline.sources.inputs import Inputs, search
-from crosswire.pipeline.sources.lake_input import hole_before
+from crosswire.pipeline.sources.lake_input import check_contents, foreign_name, hole_before
 from crosswire.pipeline.sources.rotation import in_rotation
 from crosswire.pipeline.tables.missing_rows import MissingLakeRows
 
-__all__ = ["CaptureRead", "InputPosition", "LakeRows", "NewInput", "NewInputFinder", "files_of"]
+__all__ = [
+    "CaptureRead",
+    "InputPosition",
+    "LakeRows",
+    "NewInput",
+    "NewInputFinder",
+    "check_files",
+    "files_of",
+]
 
 _HEAD_BYTES: Final = 64
 _SETTLED_S: Final = 10.0
@@ -232,6 +240,22 @@ def _is_untapped(folder: str) -> bool:
     return not (lake / "wire").is_dir() and not any((lake / ".spool").glob("*"))
 
 
+def check_files(new_input: NewInput, listing: Listing) -> None:
+    """Look at the files of a batch before any table is made of them. Raises InvalidInput for one
+    that does not hold what its name promises."""
+    for table, name in _LAKE_TABLES.items():
+        parsed = map(_parsed, files_of(getattr(new_input, table), listing))
+        files = [each._replace(table=name) for each in parsed if each is not None]
+        for file, reason in check_contents(files):
+            raise _refused(str(file.path), reason)
+
+
+def _refused(path: str, reason: str) -> InvalidInput:
+    return InvalidInput(
+        f"{path} {reason}; remove what does not belong there, and the stream goes on"
+    )
+
+
 def files_of(rows: Iterable[LakeRows], listing: Listing) -> list[str]:
     """The files that hold any of these rows, each row in one of them.
 
@@ -380,8 +404,9 @@ def _files(folder: str, listing: Listing) -> Iterator[tuple[LakeFile, int]]:
 def _listed(folder: str, listing: Listing) -> Iterator[tuple[LakeFile, int]]:
     for name, size in listing(folder):
         file = _parsed(name)
-        if file is not None:
-            yield file, size
+        if file is None:
+            raise _refused(name, foreign_name(folder.rstrip("/").rpartition("/")[2]))
+        yield file, size
 
 
 @lru_cache(maxsize=1 << 17)

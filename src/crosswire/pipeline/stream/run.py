@@ -29,6 +29,7 @@ from crosswire.pipeline.sources.new_input import (
     LakeRows,
     NewInput,
     NewInputFinder,
+    check_files,
     files_of,
 )
 from crosswire.pipeline.sources.pcap import SPLIT_BYTES
@@ -198,6 +199,7 @@ class _StreamLoop:
                 files, size_bytes = new_input.files, new_input.size_bytes
                 self._begin(BatchBegun(batch.staging.batch, files, size_bytes))
             try:
+                check_files(new_input, self._listing)
                 with self._cancelled_by_stop():
                     commit = batch.run()
             except Exception as error:
