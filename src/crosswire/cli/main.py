@@ -22,6 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         given = list(map(_decoded, sys.argv[1:])) if argv is None else argv
         command, arguments = split_command(given)
+        if command == "serve":
+            _return_memory()
         parser = parser_of(command, arguments)
         options = parser.parse_args(options_last(parser, arguments))
         fill_in(options)
@@ -50,6 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command == "serve":
             _fail(command, "interrupted before it was ready")
         return 130
+
+
+def _return_memory() -> None:
+    """Have Arrow use the system's allocator, before it is loaded: its own one keeps what it had for
+    the largest reads of the lake, hundreds of megabytes, for as long as the hub runs."""
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 
 def _decoded(argument: str) -> str:
