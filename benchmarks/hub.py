@@ -435,7 +435,7 @@ Calling = CallingEmp | CallingMicroMsg2
 def call_times(
     asking: Calling, calling: Line, serving: Calling, answering: Line, count: int
 ) -> list[float]:
-    """The seconds that each of so many calls takes, one after the other."""
+    """The seconds that each call takes, `count` of them one after the other."""
     times = []
     for _ in range(count):
         started = time.perf_counter()

@@ -133,7 +133,7 @@ def fdatasync_us(folder: str, count: int = 200) -> float:
 
 
 def loader(load: str, hub: StartedHub) -> Callable[[int], float]:
-    """Makes the load: sends so many, one at a time, and gives the median time in µs."""
+    """Makes the load: sends messages one at a time, and gives the median time in µs."""
     if load == "calls":
         work = Work(via="emp", destination="service/echo", ports=hub.ports)
         asking, serving = CallingEmp(work), CallingMicroMsg2(work)
