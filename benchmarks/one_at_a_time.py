@@ -28,6 +28,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -43,6 +44,9 @@ from crosswire.cli.bench.run import one_at_a_time
 LOADS = ("emp", "micromsg2", "relink", "calls")
 THREADS = ("loop", "sync", "others")
 WARM_UP = 300
+COLUMNS = 96
+LEAST_SYNC_US = 10
+"""Below this the folder is in memory (`TMPDIR=/dev/shm`), and there is no disk to compare with."""
 
 
 @dataclass
@@ -207,23 +211,31 @@ def rounds_of(load: str, count: int, rounds: int, trees: list[str]) -> dict[str,
 def print_load(load: str, found: list[Round], calls: dict[str, Counter[str]], count: int) -> None:
     best = min(found, key=lambda each: each.cpu_us)
     beside = "" if load == "calls" else f"; fdatasync {best.sync_us:.0f} µs"
-    if beside:
+    if beside and best.sync_us >= LEAST_SYNC_US:
         beside += f": {best.p50_us / best.sync_us:.1f} ×"
     print(f"{load}: {best.cpu_us:.0f} µs CPU, p50 {best.p50_us:.0f} µs{beside}")
     for kind in THREADS:
         usage = best.threads[kind]
         print(
-            f"  {kind:<7}{usage.cpu_us - usage.kernel_us:>5.0f} program {usage.kernel_us:>4.0f} "
-            f"kernel {usage.waits:>5.1f} waits {usage.preempted:>4.1f} preempted"
+            f"  {kind:<7}{max(usage.cpu_us - usage.kernel_us, 0.0):>5.0f} program "
+            f"{usage.kernel_us:>4.0f} kernel {usage.waits:>5.1f} waits "
+            f"{usage.preempted:>4.1f} preempted"
         )
         if kind in calls:
             total = sum(calls[kind].values()) / count
             most = ", ".join(
                 f"{name} {number / count:.1f}"
                 for name, number in calls[kind].most_common()
-                if number >= count / 20
+                if number >= count / 10
             )
-            print(f"         {total:.1f} calls: {most}" if most else f"         {total:.1f} calls")
+            print(
+                textwrap.fill(
+                    f"{total:.1f} calls: {most}" if most else f"{total:.1f} calls",
+                    width=COLUMNS,
+                    initial_indent=" " * 9,
+                    subsequent_indent=" " * 11,
+                )
+            )
     sys.stdout.flush()
 
 
