@@ -370,7 +370,9 @@ def latency(options: argparse.Namespace) -> None:
         )
 
 
-class _Emp(BenchEnd):
+class CallingEmp(BenchEnd):
+    """EMP's end of a call, either one."""
+
     listener = "emp"
 
     def connect(self, now: float) -> Connection:
@@ -395,7 +397,9 @@ class _Emp(BenchEnd):
         assert line.wait_for(ResponseReceived).succeeded
 
 
-class _MicroMsg2(BenchEnd):
+class CallingMicroMsg2(BenchEnd):
+    """MicroMsg2's end of a call, either one."""
+
     listener = "micromsg2"
 
     def connect(self, now: float) -> Connection:
@@ -425,27 +429,38 @@ class _MicroMsg2(BenchEnd):
         self.wire.acknowledge(answer.sequence)
 
 
+Calling = CallingEmp | CallingMicroMsg2
+
+
+def call_times(
+    asking: Calling, calling: Line, serving: Calling, answering: Line, count: int
+) -> list[float]:
+    """The seconds that each call takes, `count` of them one after the other."""
+    times = []
+    for _ in range(count):
+        started = time.perf_counter()
+        asking.ask()
+        calling.write()
+        serving.answer(answering)
+        answering.write()
+        asking.receive(calling)
+        times.append(time.perf_counter() - started)
+        calling.write()
+    return times
+
+
 def calls(options: argparse.Namespace) -> None:
     print("A call from one protocol to another and back, one at a time, p50")
     for label, caller, provider in (
-        ("EMP calls MicroMsg2", _Emp, _MicroMsg2),
-        ("MicroMsg2 calls EMP", _MicroMsg2, _Emp),
+        ("EMP calls MicroMsg2", CallingEmp, CallingMicroMsg2),
+        ("MicroMsg2 calls EMP", CallingMicroMsg2, CallingEmp),
     ):
         with started_hub("emp", "micromsg2") as hub:
             work = Work(via="emp", destination="service/echo", ports=hub.ports)
             asking, serving = caller(work), provider(work)
             calling, answering = Line(work, asking), Line(work, serving)
             serving.serve(answering)
-            times = []
-            for _ in range(_scaled(LATENCIES, options)):
-                started = time.perf_counter()
-                asking.ask()
-                calling.write()
-                serving.answer(answering)
-                answering.write()
-                asking.receive(calling)
-                times.append(time.perf_counter() - started)
-                calling.write()
+            times = call_times(asking, calling, serving, answering, _scaled(LATENCIES, options))
         found_us = 1e6 * statistics.median(times[len(times) // 10 :])
         print(f"  {label:<24}{found_us:>6.0f} µs (goal 400)", flush=True)
 

@@ -180,7 +180,10 @@ class Session(asyncio.Protocol):
         """Write what the owner sent on the connection at the end of this turn of the loop."""
         if not self._flush_planned and not self._leaving:
             self._flush_planned = True
-            self._loop.call_soon(self._turn)
+            if self._turns is None:
+                self._loop.call_soon(self._turn)
+            else:
+                self._turns.plan(self._turn)
 
     def close(self) -> None:
         """Send the protocol's goodbye, and abort after `CLOSE_S` if the peer doesn't answer it.

@@ -125,8 +125,8 @@ def test_metrics_that_fail_don_t_keep_a_commit_from_anybody() -> None:
     metrics = Metrics(bench.hub)
     metrics.count = raising  # type: ignore[assignment,method-assign]
     bench.produce(send(b"a"))
-    assert bench.hub.callbacks.failed == {"metrics": 1}
     text = render(metrics, bench.hub.callbacks.failed, {})  # type: ignore[arg-type]
+    assert bench.hub.callbacks.failed == {"metrics": 1}
     assert 'crosswire_callbacks_failed_total{kind="metrics"} 1' in text
 
 

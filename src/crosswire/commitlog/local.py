@@ -8,8 +8,9 @@ a group whose write or sync fails is reported as failed, and is taken back with 
 from __future__ import annotations
 
 import asyncio
+import os
+from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
 from threading import Lock, Thread
 from time import perf_counter
 from typing import Final, NamedTuple, Protocol, TypeAlias
@@ -137,6 +138,33 @@ class _SyncOrder:
         self.error: StoreError | None = None
 
 
+class _OrderPipe:
+    """Orders from the event loop to the thread that syncs, which waits for them.
+
+    A pipe wakes the thread, not a lock: a system call is made without the interpreter's lock. The
+    thread that a lock wakes finds that one still taken, since its owner is on its way out of the
+    call that woke it, and has to be woken twice.
+    """
+
+    def __init__(self) -> None:
+        self._orders: deque[_SyncOrder | None] = deque()
+        self._reader, self._writer = os.pipe()
+
+    def put(self, order: _SyncOrder | None) -> None:
+        self._orders.append(order)
+        os.write(self._writer, b".")
+
+    def get(self) -> _SyncOrder | None:
+        os.read(self._reader, 1)
+        return self._orders.popleft()
+
+    def close(self) -> None:
+        os.close(self._reader)
+        os.close(self._writer)
+        # The numbers may be those of other files soon.
+        self._reader = self._writer = -1
+
+
 class Syncer:
     """Calls `sync`, which returns the error if there is one, on a thread of its own.
 
@@ -153,13 +181,14 @@ class Syncer:
         self._patience_s = patience_s
         self._average_s = 2 * patience_s
         self._thread: Thread | None = None
-        self._orders: SimpleQueue[_SyncOrder | None] = SimpleQueue()
+        self._orders: _OrderPipe
         self._taken = Lock()
 
     def start(
         self, loop: asyncio.AbstractEventLoop, done: Callable[[StoreError | None], None]
     ) -> None:
         """Start the thread; `done` is called on the loop when an order is done."""
+        self._orders = _OrderPipe()
         # Not a pool: what that does for every order takes longer than a small group's write.
         self._thread = Thread(
             target=self._work, args=(loop, done), name="crosswire-store", daemon=True
@@ -171,6 +200,8 @@ class Syncer:
         if self._thread is not None:
             self._orders.put(None)
             self._thread.join()
+            self._thread = None
+            self._orders.close()
 
     @property
     def is_quick(self) -> bool:

@@ -582,7 +582,11 @@ class CommitPath:
             dispatch.now = max(dispatch.now, self._clock())
         group.ended_now = dispatch.now
         run = dispatch.callbacks.run
+        is_answered = False
         for stage, committed, failed in self._listeners:
+            if stage > CommitStage.RECEIPTS and not is_answered:
+                is_answered = True
+                run("write", dispatch.turns.run_planned)
             kind = "metrics" if stage is CommitStage.METRICS else "commit listener"
             if error is None:
                 if committed is not None:

@@ -221,15 +221,21 @@ class Cursor:
         self.saved_upto = upto
         snapshot = _Snapshot(upto, opened, self._generation)
         self._store.save(SNAPSHOTS, self.key, _encode(snapshot))
-        self._drop_changes()
+        if self._next_change:
+            self._drop_changes()
         self._changes = 0
-        self._settled = array("q", sorted(each for each in self.later if each > upto))
-        self._refused = [
-            UnsettledMessage(0, each, attempts)
-            for each, attempts in self.refused_later.items()
-            if each > upto
-        ]
-        self.write_changes(0)
+        self._settled = array("q")
+        self._refused = []
+        self.is_dirty = False
+        # Only after a restart: a queue whose consumers keep up has a snapshot in every group.
+        if self.later or self.refused_later:
+            self._settled.extend(sorted(each for each in self.later if each > upto))
+            self._refused = [
+                UnsettledMessage(0, each, attempts)
+                for each, attempts in self.refused_later.items()
+                if each > upto
+            ]
+            self.write_changes(0)
 
     def forget(self) -> None:
         """Delete all records of it."""

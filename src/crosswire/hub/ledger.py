@@ -8,10 +8,10 @@ block, column by column.
 from __future__ import annotations
 
 from array import array
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
-from itertools import islice
+from itertools import count, islice
 from typing import Final
 
 import msgspec
@@ -332,8 +332,9 @@ class Ledger:
 
 def serialize_block(runs: list[LedgerRun]) -> bytes:
     """The runs as one block, which `parse_block` reads."""
-    words: dict[str, int] = {}
-    number = words.setdefault
+    # Each word gets the next number when it is asked for first, without a call for each that is
+    # known: a group of one message has some twenty of them.
+    words: defaultdict[str, int] = defaultdict(count().__next__)
     rows = []
     for run in runs:
         peer = run.peer
@@ -343,13 +344,13 @@ def serialize_block(runs: list[LedgerRun]) -> bytes:
             (
                 run.time,
                 run.step,
-                number(run.destination, len(words)),
-                number(peer.protocol, len(words)),
-                number(peer.connection, len(words)),
-                number(peer.principal, len(words)),
+                words[run.destination],
+                words[peer.protocol],
+                words[peer.connection],
+                words[peer.principal],
                 run.attempt,
-                number(run.detail, len(words)),
-                number(run.subscription, len(words)),
+                words[run.detail],
+                words[run.subscription],
                 len(run.ids),
                 run.counts is not None,
             )

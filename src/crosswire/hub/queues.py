@@ -14,6 +14,7 @@ from crosswire.hub.backlog.backlog import Backlog
 from crosswire.hub.core import Core, SendEnvelope
 from crosswire.hub.policies import QueuePolicy
 from crosswire.store.contract import Page, Store
+from crosswire.store.keys import state_key
 from crosswire.store.records import Count, reader
 
 __all__ = ["DEPTHS", "Queue", "read_depth", "stored_depth", "stored_pause"]
@@ -86,7 +87,7 @@ class Queue(Backlog):
         self._reclaimed = 0
         self._reclaimed_between = 0
         self._floor = core.floors.of(self.number)
-        self._key = self.number.to_bytes(4)
+        self._depth_key = state_key(DEPTHS, self.number.to_bytes(4))
         self._consumers_changed = consumers_changed
         self._attached = 0
         self._used_before = (0, 0)
@@ -287,7 +288,10 @@ class Queue(Backlog):
 
     def release(self, runs: Iterable[AcceptedMessages], now: float) -> None:
         """These are committed: they may be delivered."""
-        self._end_wait(runs)
+        # As `_end_wait`: a group may be for thousands of queues, and each call for one counts.
+        for run in runs:
+            self.waiting -= len(run.sizes)
+            self.waiting_bytes -= sum(run.sizes)
         self.arrive(runs, now)
 
     def _end_wait(self, runs: Iterable[AcceptedMessages]) -> tuple[int, int]:
@@ -313,7 +317,7 @@ class Queue(Backlog):
 
     def arrive(self, runs: Iterable[AcceptedMessages], now: float) -> None:
         """These may be delivered."""
-        super().arrive(runs, now)
+        Backlog.arrive(self, runs, now)
         if self._is_inexact and self.memory.loaded >= self.memory.visible:
             self.on_all_loaded()
 
@@ -328,7 +332,7 @@ class Queue(Backlog):
 
     def _write_counters(self) -> None:
         # As `_Depth` is encoded, in half the time: this is done for every queue of a group.
-        self._store.save(DEPTHS, self._key, _encode((self.length, self.size_bytes)))
+        self._store.save_as(self._depth_key, _encode((self.length, self.size_bytes)))
 
     def reclaim(self) -> None:
         """Delete everything below the head; if that has not moved for long, also what is settled

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 from time import perf_counter, thread_time
@@ -42,6 +43,8 @@ after it, so turns are longer than this, and parts must be much shorter."""
 QUANTUM_S: Final = TURN_S / 4
 """How long one peer is served before others that wait."""
 
+_SHORT_S: Final = TURN_S / 16
+"""Turns of this length together are measured by one look at the thread's clock, a system call."""
 _RECENT: Final = 0.9
 """How much of what is known of earlier turns counts beside one more."""
 
@@ -229,6 +232,8 @@ class Turns:
         self._numbers = count()
         self._pace = 1.0
         self._recent_s = self._recent_thread_s = 0.0
+        self._unmeasured_s = 0.0
+        self._planned: deque[Callable[[], None]] = deque()
 
     def enter(self) -> None:
         """The event loop calls us: a turn begins, unless one is running."""
@@ -238,6 +243,27 @@ class Turns:
                 self._thread_s = self.thread_clock()
             self._began, self._thread_began = self.clock(), self._thread_s
             self._loop.call_soon(self._end)
+
+    def plan(self, write: Callable[[], None]) -> None:
+        """Have this called at the end of the turn, or before that by `run_planned`."""
+        self.enter()
+        if not self._planned:
+            assert self._loop is not None
+            self._loop.call_soon(self.run_planned)
+        self._planned.append(write)
+
+    def run_planned(self) -> None:
+        """Call what was planned. A commit does when all who waited for it have their answers: these
+        are written before the hub turns to what nobody waits for."""
+        planned = self._planned
+        try:
+            for _ in range(len(planned)):
+                planned.popleft()()
+        finally:
+            # What these planned in turn, and the others if one of them raised.
+            if planned:
+                assert self._loop is not None
+                self._loop.call_soon(self.run_planned)
 
     def is_over(self) -> bool:
         """Whether this turn has had its time. Never, where no event loop called `enter`."""
@@ -326,18 +352,23 @@ class Turns:
         """The loop is about to look at the sockets: measure this turn, and begin the next one with
         those who wait."""
         assert self._began is not None
-        thread_s = self.thread_clock()
-        # By the thread's own clock. It runs since the end of the last turn, when the thread may
-        # have done other things than ours: a turn is not longer than the time that has passed.
         passed_s = self.clock() - self._began
-        took_s = min(passed_s, thread_s - self._thread_s)
+        self._unmeasured_s += passed_s
+        took_s = passed_s * self._pace
+        if self._unmeasured_s >= _SHORT_S:
+            # By the thread's own clock. It runs since it was looked at last, when the thread may
+            # have done other things than ours: turns are not longer than the time that has passed.
+            thread_s = self.thread_clock()
+            thread_took_s = min(self._unmeasured_s, thread_s - self._thread_s)
+            took_s = min(passed_s, thread_took_s)
+            self._recent_s = _RECENT * self._recent_s + self._unmeasured_s
+            self._recent_thread_s = _RECENT * self._recent_thread_s + thread_took_s
+            if self._recent_s > 0:
+                self._pace = self._recent_thread_s / self._recent_s
+            self._thread_s = thread_s
+            self._unmeasured_s = 0.0
         if self.on_turn is not None:
             self.on_turn(took_s)
-        self._recent_s = _RECENT * self._recent_s + passed_s
-        self._recent_thread_s = _RECENT * self._recent_thread_s + took_s
-        if self._recent_s > 0:
-            self._pace = self._recent_thread_s / self._recent_s
-        self._thread_s = thread_s
         self._began = None
         if self._waiting:
             self.enter()

@@ -10,13 +10,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from crosswire.commitlog.contract import CommitGroup
 from crosswire.errors import StoreError
 from crosswire.hub.commits import CommitStage
 from crosswire.hub.hub import Hub
-from crosswire.hub.ledger import LedgerRun, Step
+from crosswire.hub.ledger import LedgerPeer, LedgerRun, Step
 from crosswire.server.activity import BUCKET_S, Activities, Activity
 
 __all__ = ["Histogram", "Metrics", "render"]
@@ -43,8 +43,10 @@ _SIZES: Final = (0.0, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0)
 _TIMED: Final = (Step.DELIVERED, Step.SETTLED, Step.ANSWERED)
 _SAMPLES: Final = 4
 _REMEMBERED: Final = 50_000
-_SHORTCUTS: Final = 4_096
 _SERIES: Final = 1_000
+_FEW_RUNS: Final = 8
+_UNCOUNTED: Final = 32
+"""Groups of a few runs that are counted together."""
 _ACTIVITIES: Final = 20_000
 """Destinations and subscriptions, and as many connections, of which rates are known."""
 
@@ -85,7 +87,9 @@ class _AcceptTimes:
         self._times: list[int] = []
 
     def add(self, first: int, time_us: int) -> None:
-        if self._firsts and first <= self._firsts[-1]:
+        # Neither an older one again, nor one whose time the entry before it has already: a batch
+        # for many queues has a run for each.
+        if self._firsts and (first <= self._firsts[-1] or time_us == self._times[-1]):
             return
         self._firsts.append(first)
         self._times.append(time_us)
@@ -107,39 +111,100 @@ class _StepSeries:
         self.histogram = Histogram(_LATENCIES_S) if step in _TIMED else None
 
 
+class _UncountedGroup(NamedTuple):
+    runs: list[LedgerRun]
+    took_s: float
+    waited_s: float
+    ended: float
+
+
 class Metrics:
-    """A listener of a hub's commits, which counts the ledger's runs of each group."""
+    """A listener of a hub's commits, which counts the ledger's runs of each group.
+
+    Small groups are counted some at a time, or when somebody looks: where messages come one by one,
+    each would find the code and the counters in no cache of the processor.
+    """
 
     def __init__(self, hub: Hub) -> None:
-        self.series: dict[tuple[str, str, Step], _StepSeries] = {}
-        """By protocol, kind of destination, and step."""
-        self.commit_seconds = Histogram(_LATENCIES_S)
-        self.commit_messages = Histogram(_SIZES)
-        self.disk_waits = Histogram(_LATENCIES_S)
-        """For how long the event loop waited for the disk, in each commit."""
         self.commits_failed = 0
-        self.total = Activity(hub.now)
-        """Of all destinations together."""
-        self.destinations = Activities(_ACTIVITIES)
-        """By destination; those of named subscriptions by what the ledger calls them, which has no
-        slash."""
-        self.connections = Activities(_ACTIVITIES)
-        """By the name of the connection that produced, or got, the messages."""
+        self._series: dict[tuple[str, str, Step], _StepSeries] = {}
+        self._commit_seconds = Histogram(_LATENCIES_S)
+        self._commit_messages = Histogram(_SIZES)
+        self._disk_waits = Histogram(_LATENCIES_S)
+        self._total = Activity(hub.now)
+        self._destinations = Activities(_ACTIVITIES)
+        self._connections = Activities(_ACTIVITIES)
+        self._uncounted: list[_UncountedGroup] = []
         self._hub = hub
         self._accept_times = _AcceptTimes()
-        self._found: dict[tuple[str, str], list[_StepSeries | None]] = {}
+        self._steps: dict[tuple[str, str], list[_StepSeries | None]] = {}
         hub.commits.add_listener(CommitStage.METRICS, self._committed, self._failed)
 
     def _committed(self, group: CommitGroup) -> None:
         """Count what happened with the group. The ledger's stage is before this one."""
-        self.commit_seconds.add(group.ended_at - group.sealed_at)
-        self.disk_waits.add(group.waited_s)
         runs = self._hub.ledger.committed_runs
-        self.commit_messages.add(self.count(runs, group.ended_now))
+        took_s = group.ended_at - group.sealed_at
+        self._uncounted.append(_UncountedGroup(runs, took_s, group.waited_s, group.ended_now))
+        if len(runs) > _FEW_RUNS or len(self._uncounted) >= _UNCOUNTED:
+            self._count_groups()
+
+    def _count_groups(self) -> None:
+        groups, self._uncounted = self._uncounted, []
+        for group in groups:
+            # Who looks at a figure must not get the exception of another one.
+            self._hub.callbacks.run("metrics", self._count_group, group)
+
+    def _count_group(self, group: _UncountedGroup) -> None:
+        self._commit_seconds.add(group.took_s)
+        self._disk_waits.add(group.waited_s)
+        self._commit_messages.add(self.count(group.runs, group.ended))
 
     def _failed(self, _group: CommitGroup, _error: StoreError) -> None:
         """Count the failure; the steps are counted with the group that they are committed with."""
         self.commits_failed += 1
+
+    @property
+    def series(self) -> dict[tuple[str, str, Step], _StepSeries]:
+        """By protocol, kind of destination, and step."""
+        self._count_groups()
+        return self._series
+
+    @property
+    def commit_seconds(self) -> Histogram:
+        """How long commits took."""
+        self._count_groups()
+        return self._commit_seconds
+
+    @property
+    def commit_messages(self) -> Histogram:
+        """How many messages each commit accepted."""
+        self._count_groups()
+        return self._commit_messages
+
+    @property
+    def disk_waits(self) -> Histogram:
+        """For how long the event loop waited for the disk, in each commit."""
+        self._count_groups()
+        return self._disk_waits
+
+    @property
+    def total(self) -> Activity:
+        """Of all destinations together."""
+        self._count_groups()
+        return self._total
+
+    @property
+    def destinations(self) -> Activities:
+        """By destination; those of named subscriptions by what the ledger calls them, which has no
+        slash."""
+        self._count_groups()
+        return self._destinations
+
+    @property
+    def connections(self) -> Activities:
+        """By the name of the connection that produced, or got, the messages."""
+        self._count_groups()
+        return self._connections
 
     @property
     def callbacks_failed(self) -> Counter[str]:
@@ -149,38 +214,37 @@ class Metrics:
     def count(self, runs: Iterable[LedgerRun], now: float) -> int:
         """Add the runs to the series; returns how many messages were accepted."""
         accepted = 0
-        found = self._found
         bucket = int(now // BUCKET_S)
-        destinations, connections = self.destinations, self.connections
-        total = self.total
+        destinations, connections, total = self._destinations, self._connections, self._total
         if total.bucket != bucket:
             total.begin(bucket)
+        peer: LedgerPeer | None = None
+        connection: Activity | None = None
         for run in runs:
-            steps = found.get((run.peer.protocol, run.destination))
-            series = None if steps is None else steps[run.step]
-            if series is None:
-                series = self._find(run.peer.protocol, run.destination, run.step)
-            number = len(run.ids)
+            step, number = run.step, len(run.ids)
+            # A batch for many queues has a run for each, of the same peer.
+            if run.peer is not peer:
+                peer = run.peer
+                connection = connections.by_name.get(peer.connection)
+                if peer.connection and (connection is None or connection.bucket != bucket):
+                    connection = connections.begin(peer.connection, now)
+            series = self._find(run.peer.protocol, run.destination, step)
             series.count += number
-            total.totals[run.step] += number
+            total.totals[step] += number
             name = run.subscription or run.destination
             activity = destinations.by_name.get(name)
             if activity is None or activity.bucket != bucket:
                 activity = destinations.begin(name, now)
-            activity.totals[run.step] += number
-            if run.attempt > 1 and run.step is Step.DELIVERED:
+            activity.totals[step] += number
+            if run.attempt > 1 and step is Step.DELIVERED:
                 activity.redelivered(number)
-            elif run.step is Step.ANSWERED:
+            elif step is Step.ANSWERED:
                 self._measure_answer(run, number, activity, now)
-            name = run.peer.connection
-            if name:
-                activity = connections.by_name.get(name)
-                if activity is None or activity.bucket != bucket:
-                    activity = connections.begin(name, now)
-                activity.totals[run.step] += number
+            if connection is not None:
+                connection.totals[step] += number
             if series.histogram is not None:
                 self._measure(run, number, series.histogram)
-            elif run.step is Step.ACCEPTED and number:
+            elif step is Step.ACCEPTED and number:
                 accepted += number
                 self._accept_times.add(run.ids[0], run.time)
                 if run.counts is not None:
@@ -191,16 +255,14 @@ class Metrics:
         return accepted
 
     def _find(self, protocol: str, destination: str, step: Step) -> _StepSeries:
-        """The series of a step. Cached by destination, so that its name is split once; bounded,
-        because there may be many."""
-        key = (protocol, destination.partition("/")[0], step)
-        series = self.series.get(key)
+        kind = destination.partition("/")[0]
+        # In two steps: the hash of a `Step` is computed by the interpreter.
+        steps = self._steps.get((protocol, kind))
+        if steps is None:
+            steps = self._steps[protocol, kind] = [None] * (max(Step) + 1)
+        series = steps[step]
         if series is None:
-            series = self.series[key] = _StepSeries(step)
-        if len(self._found) >= _SHORTCUTS:
-            self._found.clear()
-        steps = self._found.setdefault((protocol, destination), [None] * (max(Step) + 1))
-        steps[step] = series
+            series = steps[step] = self._series[protocol, kind, step] = _StepSeries(step)
         return series
 
     def _measure_answer(self, run: LedgerRun, number: int, activity: Activity, now: float) -> None:

@@ -308,6 +308,11 @@ class Store(RecoveredEngine):
         """Keep a small value; the last one saved in a group is the one that is written."""
         self._set(space, key, value)
 
+    def save_as(self, key: bytes, value: bytes) -> None:
+        """`save` with a whole key, from `keys.state_key`, in a space without second copies: for
+        what is saved with nearly every group."""
+        self.group.saves[key] = value
+
     def drop(self, space: str, key: bytes) -> None:
         """Delete a value."""
         self._set(space, key, None)

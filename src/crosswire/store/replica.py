@@ -128,6 +128,11 @@ class ReplicaStore(Store):
         super()._set(space, key, value)
         self._saved_bytes += len(key) + len(value or b"") + _SAVE_BYTES
 
+    def save_as(self, key: bytes, value: bytes) -> None:
+        """Counted, as what is saved by space and key."""
+        super().save_as(key, value)
+        self._saved_bytes += len(key) + len(value) + _SAVE_BYTES
+
     def seal(self) -> CommitGroup:
         """What was saved is in the body of the group then."""
         self._saved_bytes = 0

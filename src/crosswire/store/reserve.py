@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import Final
 
 __all__ = ["RESERVE", "WAL_BUFFERS", "Reserve", "flush_bytes", "free_bytes", "room_for_others"]
@@ -32,6 +33,11 @@ _LEAST_BYTES: Final = 2 << 20
 """What stays of that for the next start: small writes get no more of it."""
 _MARGIN_BYTES: Final = 64 << 10
 """Left free beside the reserve, for what the engine writes on threads of its own."""
+_AMPLE_BYTES: Final = 256 << 20
+_AMPLE_S: Final = 0.01
+"""With this much free, the disk is not looked at again for so long: to ask for every small group
+costs a part of what its write does. Who fills all of it meanwhile makes a group fail, which is
+tried again with what the reserve gives."""
 _ATTEMPTS: Final = 8
 _SMALL_BYTES: Final = 256 << 10
 _STEP_BYTES: Final = 1 << 20
@@ -82,6 +88,7 @@ class Reserve:
         self._most_bytes = flush_bytes(buffer_bytes)
         self._can_allocate = True
         self._slack_bytes = 0
+        self._ample_until = 0.0
 
     @property
     def size_bytes(self) -> int:
@@ -162,7 +169,13 @@ class Reserve:
         self._slack_bytes -= size_bytes + size_bytes // 8
         if self._slack_bytes < 0:
             self.keep(size_bytes)
-        self.give(size_bytes)
+        now = monotonic()
+        if now < self._ample_until:
+            return
+        if free_bytes(self._store) >= _AMPLE_BYTES:
+            self._ample_until = now + _AMPLE_S
+        else:
+            self.give(size_bytes)
 
     def keep(self, more_bytes: int = 0) -> None:
         """Allocate what is needed, with `more_bytes` in the log, if there is room for it."""

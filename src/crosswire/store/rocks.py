@@ -13,6 +13,7 @@ from mmap import mmap
 from pathlib import Path
 from struct import Struct as Layout
 from tempfile import TemporaryDirectory
+from time import monotonic
 from typing import Final, cast
 
 import rocksdict
@@ -43,6 +44,8 @@ __all__ = [
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _COPY_BYTES: Final = 64 << 10
+_MANIFEST_S: Final = 0.1
+"""How old the size of the list of tables may be in a mark: an older size only shows less."""
 COPIES: Final = "crosswire.copies"
 MARK: Final = "crosswire.mark"
 DAMAGES: Final = "crosswire.damage"
@@ -80,6 +83,8 @@ class RocksStore(Store):
         self._mark = MarkFile(self.path / MARK)
         self._manifest = ""
         self._manifest_number = 0
+        self._manifest_bytes = 0
+        self._manifest_until = 0.0
         self._compacts = True
         new = is_new(self.path)
         # A hub that was killed during its first start leaves an engine without our files.
@@ -213,6 +218,8 @@ class RocksStore(Store):
         # Not a `Path`: it is looked at after every commit group.
         self._manifest = str(self.path / name)
         self._manifest_number = int(name.partition("-")[2])
+        # The size that is known is another one's.
+        self._manifest_until = 0.0
 
     def _explain(self, what: str) -> str:
         folder = self.path.parent
@@ -261,12 +268,10 @@ class RocksStore(Store):
     def _save_mark(self) -> None:
         # Without a mark, or with an old one, nothing is lost: it only shows less.
         try:
-            try:
-                size_bytes = os.stat(self._manifest).st_size  # noqa: PTH116
-            except FileNotFoundError:
-                # The engine has begun another one.
-                self._find_manifest()
-                size_bytes = os.stat(self._manifest).st_size  # noqa: PTH116
+            now = monotonic()
+            if now >= self._manifest_until or self._closed:
+                self._look_at_manifest()
+                self._manifest_until = now + _MANIFEST_S
             self._mark.save(
                 LogMark(
                     self._last_group,
@@ -274,11 +279,19 @@ class RocksStore(Store):
                     self._next_id - 1,
                     self._next_row,
                     self._manifest_number,
-                    size_bytes,
+                    self._manifest_bytes,
                 )
             )
         except (OSError, ValueError):
             return
+
+    def _look_at_manifest(self) -> None:
+        try:
+            self._manifest_bytes = os.stat(self._manifest).st_size  # noqa: PTH116
+        except FileNotFoundError:
+            # The engine has begun another one.
+            self._find_manifest()
+            self._manifest_bytes = os.stat(self._manifest).st_size  # noqa: PTH116
 
     def _size_of(self, batch: GroupBody) -> int:
         return cast(rocksdict.WriteBatch, batch).size_in_bytes()

@@ -221,7 +221,9 @@ class Backlog(ABC):
 
     def has_room(self, consumer: Consumer, now: float) -> None:
         """The window of a consumer has free capacity."""
-        if self._dispatch.offer(consumer):
+        memory = self.memory
+        # Without a message there is nothing to hand out: the next one to arrive touches it.
+        if self._dispatch.offer(consumer) and (memory.ready or memory.loaded < memory.visible):
             self._loop.touch(self)
             self._loop.pump(now)
 
