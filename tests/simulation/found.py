@@ -62,7 +62,7 @@ FOUND: Final = [
             " and each.name != self.name",
             "",
         ),
-        54,
+        99,
         [
             Fault("damage at rest", 4.0, 1.1, 0.95),
             Fault("damage at rest", 9.0, 1.1, 0.95),
@@ -102,7 +102,7 @@ FOUND: Final = [
             "    for release in self.on_ended:\n        release()\n",
             "",
         ),
-        39,
+        63,
         [Fault("log outage", 10.045887, 5.519495, 0.228339)],
     ),
 ]
