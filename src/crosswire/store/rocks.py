@@ -371,7 +371,7 @@ class RocksStore(Store):
     def _engine(self) -> rocksdict.Rdict:
         """What is read from. Raises StoreFailed while nothing can be."""
         if not self._can_read:
-            raise StoreFailed(f"the store can't be opened again: {self.last_error}")
+            raise StoreFailed("the store can't be opened again yet")
         return self._db
 
     def _get(self, key: bytes) -> bytes | None:
