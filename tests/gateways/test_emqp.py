@@ -912,6 +912,24 @@ async def test_a_client_that_never_reads_can_go_on_asking(start_server: StartSer
         client.session.transport.abort()
 
 
+async def test_what_is_remembered_of_requests_counts(server: Server) -> None:
+    """Each has other headers: some thousand of them are remembered, and begun anew then."""
+    budget = server.context.budget
+    async with peer(server, "client") as client:
+        for number in range(1500):
+            client.connection.send_request("q", f"guarantee,x-{number:04}{'x' * 300}", b"")
+            if number == 900:
+                client.session.wake()
+                await until(lambda: length(server, "q") == 901)
+                at_900 = budget.held_bytes
+        client.session.wake()
+        await until(lambda: length(server, "q") == 1500)
+        assert 900 * 2_000 < at_900 < 900 * 4_000
+        assert budget.held_bytes < at_900
+    await until(lambda: not server.context.gateways)
+    assert budget.held_bytes == 0
+
+
 class TestAdministration:
     async def test_status(self, server: Server) -> None:
         async with (

@@ -54,10 +54,12 @@ from crosswire.wire.emqp.states import State
 
 __all__ = ["ClientGateway", "PublisherGateway"]
 
-_PLANS: Final = 4096
-_CACHED_CHARACTERS: Final = 512
-"""Plans with longer headers are made anew: thousands of them would fill the memory."""
+_PLANS: Final = 1024
 """Plans of requests that one client may have cached."""
+_CACHED_CHARACTERS: Final = 512
+"""Plans with longer headers are made anew."""
+_PLAN_BYTES: Final = 2048
+"""What a plan takes in memory beside its texts, roughly."""
 _RETRY_FIRST_S: Final = 0.02
 _RETRY_LONGEST_S: Final = 0.5
 _UNREAD_TIMES: Final = 8
@@ -228,6 +230,7 @@ class ClientGateway(PublisherGateway):
     def __init__(self, context: GatewayContext, listener: str) -> None:
         super().__init__(context, listener)
         self._plans: dict[tuple[str, str], _RequestPlan] = {}
+        self._plan_bytes = 0
         self._unread_bytes = context.config.connections.congested_bytes
 
     # Connecting.
@@ -314,7 +317,13 @@ class ClientGateway(PublisherGateway):
         if len(event.headers) <= _CACHED_CHARACTERS:
             if len(self._plans) >= _PLANS:
                 self._plans.clear()
+                self.account.add(-self._plan_bytes)
+                self._plan_bytes = 0
             self._plans[event.queue, event.headers] = plan
+            # Headers are there twice: as they came, and as options.
+            size_bytes = _PLAN_BYTES + len(event.queue) + 2 * len(event.headers)
+            self.account.add(size_bytes)
+            self._plan_bytes += size_bytes
         return plan
 
     def _envelope(self, event: RequestReceived, plan: _RequestPlan) -> Envelope:
