@@ -84,7 +84,12 @@ class Held(NamedTuple):
             identities=sum(map(len, broker.routers.values())),
             workers=len(broker.workers),
             schedulers=len(broker.schedulers),
-            accounts=sum(len(each.accounts) for each in context.budget._owners.values()),
+            # One without bytes is there as long as its socket.
+            accounts=sum(
+                bool(account.held_bytes)
+                for owner in context.budget._owners.values()
+                for account in owner.accounts
+            ),
             memory_bytes=context.budget.held_bytes,
             call_bytes=hub.services._bytes_share.total,
             newcomers=len(context.newcomers),

@@ -62,8 +62,9 @@ _STEP_S: Final = 0.25
 _FULL_BYTES: Final = 2 << 20
 _FULL_ROWS: Final = 16_384
 _CHUNK_BYTES: Final = 256 << 10
+_SEND_S: Final = 20.0
 _CHUNK_S: Final = 1.0
-"""How long a reader may take for each of these on average, after `_STREAM_S`."""
+"""How long a reader may take for each of these on average, after `_SEND_S`."""
 _PART_ROWS: Final = 500_000
 _PART_BYTES: Final = 256 << 20
 _MOST_PARTS: Final = 1000
@@ -384,9 +385,10 @@ class Log:
                 return
             self._count("log", "http", "messages", by=rows)
             is_begun = True
+            sent_at = time.monotonic()
             try:
                 for number, start in enumerate(range(0, len(chunk), _CHUNK_BYTES)):
-                    if time.monotonic() >= ends_at + _STREAM_S + number * _CHUNK_S:
+                    if time.monotonic() >= sent_at + _SEND_S + number * _CHUNK_S:
                         raise ServiceUnavailable("the client reads too slowly")
                     yield chunk[start : start + _CHUNK_BYTES]
             finally:

@@ -12,15 +12,19 @@ import shutil
 import stat
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from _typeshed import HasFileno
+from typing import Final, NamedTuple, Protocol
 
 __all__ = ["SimulatedFiles"]
 
 _TORN: Final = 0.5
 _real_fsync: Final = os.fsync
+
+
+class HasFileno(Protocol):
+    """An open file."""
+
+    def fileno(self) -> int:
+        """Its number."""
 
 
 class _SyncedFile(NamedTuple):
