@@ -10,6 +10,7 @@ import pytest
 from crosswire.errors import DestinationFull, InvalidDestination, InvalidEnvelope, StoreFull
 from crosswire.hub.attachment import Window
 from crosswire.hub.hub import Hub
+from crosswire.hub.ledger import Step
 from crosswire.hub.policies import HubConfig, QueuePolicy, Retry
 from crosswire.hub.seals import Seal
 from tests.hub.parties import Bench, Recorder, send
@@ -550,6 +551,22 @@ def test_a_peer_keeps_what_it_held_across_a_restart() -> None:
     assert len(other.deliveries) == 25 and not set(other.ids) & set(held)
     assert consumer.settle(held, bench.now) == 5
     assert bench.hub.queue("queue/q").length == 0
+
+
+def test_settled_ids_whose_messages_are_deleted_are_not_kept() -> None:
+    """They are on no page that is read: when all is read, they are forgotten all the same."""
+    bench = limited(window_messages=2)
+    ids = bench.produce(*numbered(6))
+    queue = bench.hub.queue("queue/q")
+    queue.remove(ids[4:], Step.DROPPED, bench.now)
+    assert queue.cursor.later == set(ids[4:])
+    for key in [each for each in bench.disk.keys if each[:1] == b"m"][4:]:
+        bench.disk.keys.remove(key)
+        del bench.disk.rows[key]
+    taker = Recorder(settles=True)
+    bench.consume("queue/q", taker, window=10)
+    assert taker.ids == ids[:4]
+    assert not queue.cursor.later
 
 
 def test_what_a_peer_held_is_all_that_is_read_for_it_after_a_restart() -> None:

@@ -305,6 +305,9 @@ class BacklogMemory:
                 self.add(item)
         self.loaded = max(self.loaded, page.last)
         if self.loaded >= self.visible:
+            # Of what is settled some is deleted already, and so on no page.
+            settled_later.clear()
+            attempts.clear()
             self._owner.on_all_loaded()
         self._loop.touch(self._owner)
 
