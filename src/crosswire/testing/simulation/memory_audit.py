@@ -100,7 +100,9 @@ _SOME: Final = 40
 """How many elements a kind of container may have when nobody is connected: some for each queue and
 each setting, and not for each message or connection that there ever was."""
 _MANY: Final = {
+    "Broker._returned": 200,
     "ConsumerDispatch._eligible": 200,
+    "Envelope.native": 400,  # of what `Broker._returned` has
     "GatewayContext.closed": 200,
     "Ledger._recent": 20_000,
 }
