@@ -307,7 +307,6 @@ class BacklogMemory:
         if self.loaded >= self.visible:
             # Of what is settled some is deleted already, and so on no page.
             settled_later.clear()
-            attempts.clear()
             self._owner.on_all_loaded()
         self._loop.touch(self._owner)
 
