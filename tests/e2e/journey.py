@@ -43,6 +43,7 @@ TIMEKEEPING = frozenset(
         "Activity.begin",
         "CommitPath._sync_soon",
         "LakeFeed._run",
+        "RocksStore._look_at_manifest",
         "Timekeeper._check_memory",
         "Timekeeper._check_newcomers",
         "Timekeeper._close_idle",
