@@ -19,6 +19,7 @@ from crosswire.wire.relink.frames import (
     Message,
     Ping,
     RelinkLimits,
+    Zeros,
     scan,
     serialize,
 )
@@ -371,3 +372,12 @@ def test_a_link_id_has_no_bit_63(wire: str) -> None:
     link = bytes.fromhex(wire)[::-1]
     error = decoder.feed(bytes(16) + link)[-1][2]
     assert isinstance(error, MalformedFrame)
+
+
+def test_ids_without_bytes_are_not_written_one_by_one() -> None:
+    # Eight bytes announce as many of them as a peer likes: four billion would take minutes.
+    multicast = ChannelOperation("close", Zeros(2**32 - 1), True)
+    wire = b"".join(serialize(multicast, packet_layout("connector", 0, 0)))
+    assert wire == b"".join(
+        serialize(ChannelOperation("close", Zeros(1), True), packet_layout("connector", 0, 0))
+    ).replace(b"\1\0\0\0", b"\xff" * 4)

@@ -569,7 +569,10 @@ def _serialize_head(packet: Any, kind: int, data: int, parts: int, layout: Packe
     else:
         unused = bytes(MULTICAST_COUNT_OFFSET - HEADER_SIZE)
         fixed = bytes((head | FLAG_MULTICAST, parts)) + unused + _pack_u32(len(channels))
-        ids = b"".join([_serialize_id(channel, id_size) for channel in channels])
+        if isinstance(channels, Zeros):
+            ids = bytes(id_size * len(channels))
+        else:
+            ids = b"".join([_serialize_id(channel, id_size) for channel in channels])
     return fixed + ids
 
 
