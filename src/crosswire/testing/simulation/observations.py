@@ -219,11 +219,7 @@ class Observations:
         if attempt is not None:
             self._check_attempt(key, consumer, reception, attempt)
         settled_at = reception.settled_at
-        if settled_at is not None and not self._disturbances.happened(
-            (reception.settled_by, "hub"),
-            settled_at - self._settle_s,
-            settled_at + self._settle_s,
-        ):
+        if settled_at is not None and self._arrived(reception.settled_by, settled_at):
             world.violate(
                 f"{consumer} got {key} again, which {reception.settled_by} settled at"
                 f" {settled_at:.6f}"
@@ -233,16 +229,27 @@ class Observations:
         reception.holder, reception.held_since = consumer, world.now
         self._check_order(group, key, consumer, reception, connection)
 
+    def _arrived(self, consumer: str, at: float) -> bool:
+        """Whether what a consumer decided is certain to be known to the hub, and durable.
+
+        While packets are lost, a decision is on its way until TCP has repeated it, or given up: the
+        hub, or the connection, may end before.
+        """
+        ends = (consumer, "hub")
+        if self._disturbances.happened(ends, at - self._settle_s, at + self._settle_s):
+            return False
+        return not (
+            self._disturbances.happened(("network",), at - _LONGEST_FAULT_S, at + self._settle_s)
+            and self._disturbances.happened(ends, at, at + self._disturbances.unnoticed_s)
+        )
+
     def _check_attempt(
         self, key: MessageKey, consumer: str, reception: _Reception, attempt: int
     ) -> None:
         """No attempt above the limit, and none that leaves out refusals that the hub knows."""
         if attempt > self._max_attempts:
             self._world.violate(f"{consumer} got {key} for the {attempt}th time")
-        certain = sum(
-            not self._disturbances.happened((who, "hub"), at - self._settle_s, at + self._settle_s)
-            for who, at in reception.refusals
-        )
+        certain = sum(self._arrived(who, at) for who, at in reception.refusals)
         if attempt <= certain:
             self._world.violate(
                 f"{consumer} got {key} as attempt {attempt} after {certain} refusals"
