@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +30,16 @@ _EXECUTED: Final = re.compile(r"stat::number_of_executed_units:\s+(\d+)")
 def _on_loop(
     run: Callable[[Path, int, int], Coroutine[Any, Any, Findings]],
 ) -> Callable[[Path, int, int], Findings]:
-    return lambda folder, rounds, seed: asyncio.run(run(folder, rounds, seed))
+    return partial(_run_on_loop, run)
+
+
+def _run_on_loop(
+    run: Callable[[Path, int, int], Coroutine[Any, Any, Findings]],
+    folder: Path,
+    rounds: int,
+    seed: int,
+) -> Findings:
+    return asyncio.run(run(folder, rounds, seed))
 
 
 def simulate(_folder: Path, rounds: int, seed: int) -> Findings:
