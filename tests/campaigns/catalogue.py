@@ -8,6 +8,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +27,16 @@ _CORPORA: Final = Path(__file__).parents[2] / "build" / "fuzz"
 def _on_loop(
     run: Callable[[Path, int, int], Coroutine[Any, Any, Findings]],
 ) -> Callable[[Path, int, int], Findings]:
-    return lambda folder, rounds, seed: asyncio.run(run(folder, rounds, seed))
+    return partial(_run_on_loop, run)
+
+
+def _run_on_loop(
+    run: Callable[[Path, int, int], Coroutine[Any, Any, Findings]],
+    folder: Path,
+    rounds: int,
+    seed: int,
+) -> Findings:
+    return asyncio.run(run(folder, rounds, seed))
 
 
 def simulate(_folder: Path, rounds: int, seed: int) -> Findings:

@@ -20,10 +20,22 @@ _PORTS: Final = (20_000, 30_000)
 """Below those that systems give to outgoing connections: a restarted hub finds its own again."""
 
 
+_claims: Final[list[socket.socket]] = []
+"""Names of sockets tell other processes which ports are taken, also while a hub is down."""
+
+
 def free_port() -> int:
-    """A port that nobody listens on now, outside of what systems hand out by themselves."""
+    """A port that nobody listens on now, outside of what systems hand out by themselves. It is
+    this process's until that ends."""
     while True:
         port = random.randint(*_PORTS)
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            claim.bind(f"\0crosswire-campaign-port-{port}")
+        except OSError:
+            claim.close()
+            continue
+        _claims.append(claim)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

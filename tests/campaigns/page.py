@@ -18,6 +18,7 @@ from tests.simulation.bugs import BUGS
 __all__ = ["PAGE", "render"]
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "reliability.md"
+_NAMES: Final = frozenset(campaign.name for campaign in CAMPAIGNS)
 _TABLE: Final = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 
@@ -34,11 +35,11 @@ def _of(parts: Sequence[CampaignPart], name: str) -> list[CampaignPart]:
 def _campaigns(parts: Sequence[CampaignPart]) -> str:
     rows = [
         "| campaign | what | rounds | of | attempted | acknowledged | lost | returned | wrong |"
-        " unavailable |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        " unavailable | commits |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---|",
     ]
     for campaign in CAMPAIGNS:
-        own = _of(parts, campaign.name)
+        own = [each for each in _of(parts, campaign.name) if not each.again]
         sums = [
             sum(getattr(each, name) for each in own)
             for name in ("rounds", "attempted", "acknowledged", "lost", "returned", "wrong")
@@ -46,8 +47,55 @@ def _campaigns(parts: Sequence[CampaignPart]) -> str:
         unavailable = sum(each.unavailable_s for each in own)
         rounds, *others = (f"{each:,}" for each in sums)
         cells = [campaign.name, campaign.about, rounds, f"{campaign.total:,}", *others]
-        rows.append(f"| {' | '.join(cells)} | {f'{unavailable:,.0f} s' if unavailable else ''} |")
-    return "\n".join(rows)
+        cells += [f"{unavailable:,.0f} s" if unavailable else "", _commits(own)]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*rows, *_failures(parts)])
+
+
+def _commits(parts: Sequence[CampaignPart]) -> str:
+    """The first and the last one that these parts ran on, and how many there are."""
+    known = list(dict.fromkeys(each.commit for each in parts if each.commit))
+    text = " to ".join(f"`{each}`" for each in dict.fromkeys(known[:1] + known[-1:]))
+    if len(known) > 2:
+        text += f" ({len(known)})"
+    if any(not each.commit for each in parts):
+        text = f"not recorded, {text}" if text else "not recorded"
+    return text
+
+
+def _failures(parts: Sequence[CampaignPart]) -> list[str]:
+    """What every part found that did not keep the promise, and what has become of it."""
+    rows = []
+    for part in parts:
+        if part.kept_promise or part.campaign not in _NAMES:
+            continue
+        # Counts are in the table above; texts describe what was seen.
+        texts = {key: each for key, each in part.details.items() if isinstance(each, str)}
+        seen = "; ".join(f"{key}: {text}" for key, text in texts.items())
+        counts = ", ".join(
+            f"{name} {getattr(part, name)}"
+            for name in ("lost", "returned", "wrong")
+            if getattr(part, name)
+        )
+        later = parts[parts.index(part) + 1 :]
+        again = [
+            each for each in _of(later, part.campaign) if each.again and each.seed == part.seed
+        ]
+        outcome = f"fixed: {part.fixed}" if part.fixed else "open"
+        if again:
+            last = again[-1]
+            is_good = "nothing wrong" if last.kept_promise else "wrong again"
+            outcome += f"; run again on {last.date} at {_commits([last])}: {is_good}"
+        found = f"{counts} ({seen})" if seen else counts
+        cells = [part.campaign, str(part.seed), part.date, _commits([part]), found, outcome]
+        rows.append(f"| {' | '.join(each.replace('|', '/') for each in cells)} |")
+    if not rows:
+        return ["", "No part has found anything lost, returned or wrong."]
+    header = [
+        "| campaign | part | date | commit | found | since then |",
+        "|---|---:|---|---|---|---|",
+    ]
+    return ["", "Parts that found something:", "", *header, *rows]
 
 
 def _details(parts: Sequence[CampaignPart]) -> str:

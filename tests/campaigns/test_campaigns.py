@@ -11,7 +11,14 @@ import pytest
 from tests.campaigns.catalogue import CAMPAIGNS
 from tests.campaigns.page import PAGE, render
 from tests.campaigns.results import CampaignPart, append, read
-from tests.campaigns.runner import Campaign, CampaignSkipped, Findings, run_campaign, run_part
+from tests.campaigns.runner import (
+    Campaign,
+    CampaignSkipped,
+    Findings,
+    run_again,
+    run_campaign,
+    run_part,
+)
 
 BY_NAME = {campaign.name: campaign for campaign in CAMPAIGNS}
 SHORT = {
@@ -70,6 +77,58 @@ def test_a_run_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
     assert run_campaign(campaign, 10, path=results)
     assert ran == [(4, 1), (2, 2), (4, 3)]
     assert [each.rounds for each in read(results)] == [4, 2, 4]
+
+
+def count_rounds(_folder: Path, rounds: int, _seed: int) -> Findings:
+    """A campaign that a process of its own can be given."""
+    return Findings(rounds=rounds)
+
+
+def test_parts_in_processes_have_seeds_of_their_own(tmp_path: Path) -> None:
+    campaign = Campaign("kills", "none", 10, 4, count_rounds)
+    results = tmp_path / "results.jsonl"
+    assert run_campaign(campaign, 8, jobs=2, path=results)
+    assert run_campaign(campaign, 10, jobs=2, path=results)
+    assert sorted((each.seed, each.rounds) for each in read(results)) == [(1, 4), (2, 4), (3, 2)]
+
+
+def test_a_part_that_raises_is_wrong_and_ends_the_run(tmp_path: Path) -> None:
+    def run(_folder: Path, _rounds: int, _seed: int) -> Findings:
+        raise AssertionError("the hub did not start")
+
+    results = tmp_path / "results.jsonl"
+    assert not run_campaign(Campaign("kills", "none", 10, 4, run), 10, path=results)
+    [part] = read(results)
+    assert (part.rounds, part.wrong) == (0, 1)
+    assert part.details == {"raised": "AssertionError: the hub did not start"}
+
+
+def test_a_part_that_was_wrong_stays_on_the_page_after_a_fix(tmp_path: Path) -> None:
+    is_fixed = False
+
+    def run(_folder: Path, rounds: int, _seed: int) -> Findings:
+        return Findings(rounds=rounds, wrong=int(not is_fixed), details={"seed 9": "order"})
+
+    results = tmp_path / "results.jsonl"
+    campaign = Campaign("kills", "none", 4, 4, run)
+    assert not run_campaign(campaign, 4, path=results)
+    mark = "<!-- table: campaigns -->\n<!-- end of table -->"
+    assert "wrong 1 (seed 9: order) | open |" in render(mark, read(results))
+
+    is_fixed = True
+    assert run_again(campaign, 1, path=results)
+    first, again = read(results)
+    first.fixed = "queues keep order"
+    page = render(mark, [first, again])
+    assert "| 4 | 1,000 | 0 | 0 | 0 | 0 | 1 |" in page
+    assert "| fixed: queues keep order; run again on " in page
+    assert "nothing wrong |" in page
+
+
+def test_a_seed_that_was_never_run_can_not_be_run_again(tmp_path: Path) -> None:
+    campaign = Campaign("kills", "none", 10, 4, count_rounds)
+    with pytest.raises(LookupError):
+        run_again(campaign, 1, path=tmp_path / "results.jsonl")
 
 
 def test_what_is_lost_fails_a_run(tmp_path: Path) -> None:

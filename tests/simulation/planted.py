@@ -20,7 +20,7 @@ from functools import partial
 
 from crosswire import __version__
 from crosswire.testing.simulation.scenario import run_seed
-from tests.campaigns.results import CampaignPart, append, read
+from tests.campaigns.results import CampaignPart, append, read, source_commit
 from tests.simulation.bugs import BUGS, PlantedBug, plant
 
 
@@ -47,6 +47,7 @@ def try_bug(name: str, seeds: int) -> CampaignPart:
         campaign="planted",
         date=f"{datetime.now(UTC):%Y-%m-%d}",
         version=__version__,
+        commit=source_commit(),
         seed=seed,
         rounds=seeds,
         seconds=round(time.perf_counter() - began, 1),
