@@ -112,7 +112,8 @@ def _fuzz(parts: Sequence[CampaignPart]) -> str:
     totals: dict[str, int] = {}
     for part in _of(parts, "fuzz"):
         for name, count in part.details.items():
-            totals[name] = totals.get(name, 0) + int(count)
+            if isinstance(count, int):
+                totals[name] = totals.get(name, 0) + count
     rows = ["| decoder | inputs so far |", "|---|---:|"]
     rows += [f"| {name} | {count:,} |" for name, count in sorted(totals.items())]
     return "\n".join(rows)
