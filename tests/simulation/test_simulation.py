@@ -105,6 +105,10 @@ def test_a_replica_that_is_killed_before_its_first_record_starts_again() -> None
     assert run_seed(3, [Fault("kill", 0.003, 0.5, 0.1)]).violations == []
 
 
+def test_a_replica_that_is_asked_to_stop_while_it_starts_stops_afterwards() -> None:
+    assert run_seed(3, [Fault("restart", 0.0005, 0.5, 0.5)]).violations == []
+
+
 def test_the_network_heals_one_link_at_a_time() -> None:
     network = World(1).network
     network.partition("a", "b")

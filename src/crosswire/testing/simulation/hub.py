@@ -125,6 +125,8 @@ class HubMachine:
         await server.start()
         if self.process is process:
             self.is_ready = True
+            if self.is_stopping:
+                process.start(self._stop(process, server))
 
     def _start_again(self) -> None:
         if not self.is_up and self.has_power:
@@ -144,7 +146,9 @@ class HubMachine:
         if self.process is not None and self.server is not None and self.is_up:
             self.world.note(f"{self.process.name} is asked to stop")
             self.is_stopping = True
-            self.process.start(self._stop(self.process, self.server))
+            # During the start it is what `serve` does next, as soon as it has started.
+            if self.is_ready:
+                self.process.start(self._stop(self.process, self.server))
 
     async def _stop(self, process: SimulatedProcess, server: Server) -> None:
         try:
