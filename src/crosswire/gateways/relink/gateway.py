@@ -62,11 +62,11 @@ class RelinkGateway(Gateway):
         return self.connection
 
     @classmethod
-    def forget_revoked(
+    def revocations(
         cls, context: GatewayContext, is_revoked: Callable[[str, str], bool]
-    ) -> None:
+    ) -> Iterable[Callable[[], None]]:
         """Forget links, connected or not, that their users may no longer have."""
-        context.shared(Links).forget_revoked(is_revoked)
+        return context.shared(Links).revocations(is_revoked)
 
     def receive(self, events: list[Event]) -> None:
         """Pass events to the link's end; before there is one, answer the handshake."""
