@@ -180,8 +180,8 @@ class MeasuredTarget(Target):
         self._hub_key = public_key_of(hub_key)
         authority = Authority(folder, "authority")
         certificate, key = make_certificate(folder, "hub")
-        self._tls = ssl.create_default_context(cafile=certificate)
-        self._tls.load_cert_chain(authority.sign("/CN=attacker"))
+        self.tls = ssl.create_default_context(cafile=certificate)
+        self.tls.load_cert_chain(authority.sign("/CN=attacker"))
         file = self._file = folder / "crosswire.toml"
         file.touch(mode=0o600)
         self._settings = f"""
@@ -250,7 +250,7 @@ administer = true
     def relink_peer(self, endpoint: str, **terms: Any) -> MeasuredPeer:
         link = Link("connector", LinkTerms(endpoint=endpoint, **terms))
         connection = RelinkConnection("connector", 0.0, link=link)
-        return MeasuredPeer(self.port("relink-tls"), connection, self._tls).ready()
+        return MeasuredPeer(self.port("relink-tls"), connection, self.tls).ready()
 
     # Measuring.
 

@@ -206,6 +206,37 @@ def first_flights(size: int) -> Attack:
     return attack
 
 
+def second_flights(size: int) -> Attack:
+    """TLS peers with a certificate that send the ends of their handshakes at the same moment."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            address = ("127.0.0.1", target.port("relink-tls"))
+            peers = []
+            for _ in range(size):
+                peer = stack.enter_context(socket.create_connection(address, timeout=PATIENCE_S))
+                incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+                tls = target.tls.wrap_bio(incoming, outgoing, server_hostname="localhost")
+                while True:
+                    try:
+                        tls.do_handshake()
+                    except ssl.SSLWantReadError:
+                        peer.sendall(outgoing.read())
+                        incoming.write(peer.recv(1 << 16))
+                    else:
+                        break
+                peers.append((peer, outgoing.read()))
+            yield
+            for peer, data in peers:
+                peer.sendall(data)
+            for peer, _ in peers:
+                # The tickets for another session, which end the handshake.
+                with contextlib.suppress(ConnectionResetError):
+                    peer.recv(1)
+
+    return attack
+
+
 def long_heads(size: int) -> Attack:
     """HTTP requests with as many fields as fit into one read, and after another request."""
     field = b"a:b\r\n" * 40_000
@@ -273,6 +304,7 @@ PEER_ATTACKS: dict[str, Attack] = {
     "single-acknowledgements": single_acknowledgements(10_000),
     "filtered-subscriptions": filtered_subscriptions(300),
     "first-flights": first_flights(300),
+    "second-flights": second_flights(300),
     "long-heads": long_heads(20),
     "half-closed": half_closed(300),
     "revoked": revoked(300),
@@ -283,6 +315,7 @@ FULL_PEER_ATTACKS: dict[str, Attack] = PEER_ATTACKS | {
     "single-acknowledgements": single_acknowledgements(32_000),
     "filtered-subscriptions": filtered_subscriptions(1_000),
     "first-flights": first_flights(600),
+    "second-flights": second_flights(600),
     "half-closed": half_closed(600),
     "revoked": revoked(1_500),
 }

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from crosswire.commitlog.contract import Receipt
+from crosswire.error_texts import public_text
 from crosswire.errors import Forbidden, HubError, InvalidDestination, LinkStateError
 from crosswire.gateways.context import GatewayContext, Leftover
 from crosswire.gateways.gateway import HUB_SERVICES, Gateway
@@ -124,7 +125,7 @@ class RelinkGateway(Gateway):
                 return
             end = self._links.open(terms, self.peer, endpoint)
         except HubError as error:
-            self.connection.refuse(str(error))
+            self.connection.refuse(public_text(error))
             return
         if endpoint.name:
             # Relink has no answer to a subscription but the handshake's: it leaves after the
@@ -182,7 +183,7 @@ class RelinkGateway(Gateway):
             return
         self._links.forget(end)
         if not self.left and not self.connection.closed:
-            self.connection.refuse(str(receipt.error))
+            self.connection.refuse(public_text(receipt.error))
             self.session.wake()
 
     def _accept_new(self, end: LinkEnd) -> None:
