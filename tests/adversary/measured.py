@@ -18,6 +18,7 @@ import multiprocessing
 import os
 import re
 import secrets
+import signal
 import ssl
 import time
 import urllib.request
@@ -47,6 +48,14 @@ produce = ["queue/#", "topic/#"]
 consume = ["queue/#", "topic/#"]
 call = ["service/#"]
 serve = ["service/#"]
+"""
+
+REVOKED_TOKEN = "the-secret-of-the-revoked"
+REVOKED_USER = f"""
+[[users]]
+name = "revoked"
+token = "{REVOKED_TOKEN}"
+{EVERYTHING}
 """
 
 PUBLISH_EVERY = 50
@@ -171,10 +180,11 @@ class MeasuredTarget(Target):
         self._hub_key = public_key_of(hub_key)
         authority = Authority(folder, "authority")
         certificate, key = make_certificate(folder, "hub")
-        self._tls = ssl.create_default_context(cafile=certificate)
-        self._tls.load_cert_chain(authority.sign("/CN=attacker"))
-        file = folder / "crosswire.toml"
-        file.write_text(f"""
+        self.tls = ssl.create_default_context(cafile=certificate)
+        self.tls.load_cert_chain(authority.sign("/CN=attacker"))
+        file = self._file = folder / "crosswire.toml"
+        file.touch(mode=0o600)
+        self._settings = f"""
 [tls]
 certificate = "{certificate}"
 key = "{key}"
@@ -196,14 +206,21 @@ name = "observer"
 token = "{OBSERVER_TOKEN}"
 observe = true
 administer = true
-""")
-        file.chmod(0o600)
+"""
+        file.write_text(self._settings + REVOKED_USER)
         unused = ("emp-tls", "epoxy-tls", "micromsg2-tls", "https")
         others = [f"--listen={each}=off" for each in unused]
         hub = RunningHub(
             folder / "data", "--config", str(file), "--listen=relink-tls=127.0.0.1:0", *others
         )
         super().__init__(hub, NEIGHBOUR_TOKEN)
+
+    def reload(self, *, revoked: bool) -> None:
+        """Have the hub read its configuration again, with the user that can be taken away or
+        without it."""
+        self._file.write_text(self._settings + ("" if revoked else REVOKED_USER))
+        # Not by `Popen`: this may be another process than the one that started the hub.
+        os.kill(self.hub.process.pid, signal.SIGHUP)
 
     # Peers of the attacker, after their handshakes.
 
@@ -233,7 +250,7 @@ administer = true
     def relink_peer(self, endpoint: str, **terms: Any) -> MeasuredPeer:
         link = Link("connector", LinkTerms(endpoint=endpoint, **terms))
         connection = RelinkConnection("connector", 0.0, link=link)
-        return MeasuredPeer(self.port("relink-tls"), connection, self._tls).ready()
+        return MeasuredPeer(self.port("relink-tls"), connection, self.tls).ready()
 
     # Measuring.
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -17,9 +18,15 @@ from crosswire.wire.micromsg2.connection import MicroMsg2Connection
 from crosswire.wire.micromsg2.events import MessageReceived
 from crosswire.wire.micromsg2.extensions import Offer
 from crosswire.wire.micromsg2.values import Extension
-from tests.adversary.growth import AT_ONCE, connect, held, request
+from tests.adversary.growth import AT_ONCE, connect, held, main, request
 from tests.adversary.harness import PATIENCE_S
-from tests.adversary.measured import ATTACKER_TOKEN, Attack, MeasuredPeer, MeasuredTarget
+from tests.adversary.measured import (
+    ATTACKER_TOKEN,
+    REVOKED_TOKEN,
+    Attack,
+    MeasuredPeer,
+    MeasuredTarget,
+)
 
 WINDOW = 32_767
 
@@ -199,6 +206,37 @@ def first_flights(size: int) -> Attack:
     return attack
 
 
+def second_flights(size: int) -> Attack:
+    """TLS peers with a certificate that send the ends of their handshakes at the same moment."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            address = ("127.0.0.1", target.port("relink-tls"))
+            peers = []
+            for _ in range(size):
+                peer = stack.enter_context(socket.create_connection(address, timeout=PATIENCE_S))
+                incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+                tls = target.tls.wrap_bio(incoming, outgoing, server_hostname="localhost")
+                while True:
+                    try:
+                        tls.do_handshake()
+                    except ssl.SSLWantReadError:
+                        peer.sendall(outgoing.read())
+                        incoming.write(peer.recv(1 << 16))
+                    else:
+                        break
+                peers.append((peer, outgoing.read()))
+            yield
+            for peer, data in peers:
+                peer.sendall(data)
+            for peer, _ in peers:
+                # The tickets for another session, which end the handshake.
+                with contextlib.suppress(ConnectionResetError):
+                    peer.recv(1)
+
+    return attack
+
+
 def long_heads(size: int) -> Attack:
     """HTTP requests with as many fields as fit into one read, and after another request."""
     field = b"a:b\r\n" * 40_000
@@ -238,6 +276,26 @@ def half_closed(size: int) -> Attack:
     return attack
 
 
+def revoked(size: int) -> Attack:
+    """Peers with a subscription each, all of which lose their user by one reload."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            peers = [stack.enter_context(target.peer(REVOKED_TOKEN)) for _ in range(size)]
+            for number, peer in enumerate(peers):
+                request(peer, "$subscribe", destination=f"queue/revoked{number % 10}")
+                peer.send()
+            for peer in peers:
+                peer.answers(1)
+            yield
+            target.reload(revoked=True)
+            for peer in peers:
+                peer.until(lambda: False)
+            target.reload(revoked=False)
+
+    return attack
+
+
 PEER_ATTACKS: dict[str, Attack] = {
     "extended": extended(20),
     "quick-first": quick_first(5_000),
@@ -246,7 +304,23 @@ PEER_ATTACKS: dict[str, Attack] = {
     "single-acknowledgements": single_acknowledgements(10_000),
     "filtered-subscriptions": filtered_subscriptions(300),
     "first-flights": first_flights(300),
+    "second-flights": second_flights(300),
     "long-heads": long_heads(20),
     "half-closed": half_closed(300),
+    "revoked": revoked(300),
 }
 """What the tests run: a second or so each."""
+
+FULL_PEER_ATTACKS: dict[str, Attack] = PEER_ATTACKS | {
+    "single-acknowledgements": single_acknowledgements(32_000),
+    "filtered-subscriptions": filtered_subscriptions(1_000),
+    "first-flights": first_flights(600),
+    "second-flights": second_flights(600),
+    "half-closed": half_closed(600),
+    "revoked": revoked(1_500),
+}
+"""What `python -m tests.adversary.peer_growth` measures."""
+
+
+if __name__ == "__main__":
+    main(FULL_PEER_ATTACKS, sys.argv[1:])

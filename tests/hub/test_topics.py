@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from crosswire.errors import (
     InvalidDestination,
@@ -18,91 +16,7 @@ from crosswire.errors import (
 from crosswire.hub.attachment import DeliveryGap, Ended
 from crosswire.hub.policies import HubConfig, TopicPolicy
 from crosswire.hub.subscriptions import AtId, AtTime
-from crosswire.hub.topics import Index
 from tests.hub.parties import Bench, Recorder, publish
-
-LEVELS = st.sampled_from(["a", "b", "", "$x"])
-PATTERN_LEVELS = st.sampled_from(["a", "b", "", "$x", "+"])
-
-
-def fits(pattern: list[str], name: list[str]) -> bool:
-    """The rule in its plainest form, to hold the index against."""
-    if name[0].startswith("$") and pattern[0] in ("+", "#"):
-        return False
-    if pattern[-1] == "#":
-        pattern = pattern[:-1]
-        if len(name) < len(pattern):
-            return False
-        name = name[: len(pattern)]
-    return len(pattern) == len(name) and all(
-        want in ("+", have) for want, have in zip(pattern, name, strict=True)
-    )
-
-
-@given(
-    st.lists(
-        st.tuples(st.lists(PATTERN_LEVELS, min_size=1, max_size=4), st.booleans()), max_size=8
-    ),
-    st.lists(LEVELS, min_size=1, max_size=4),
-    st.data(),
-)
-def test_the_index_finds_what_trying_each_would(
-    patterns: list[tuple[list[str], bool]], name: list[str], data: st.DataObject
-) -> None:
-    index: Index[int] = Index()
-    split = [[*levels, "#"] if rest else levels for levels, rest in patterns]
-    for number, levels in enumerate(split):
-        index.add("/".join(levels), number)
-    gone = data.draw(st.sets(st.sampled_from(range(len(split))))) if split else set()
-    for number in gone:
-        index.remove("/".join(split[number]), number)
-    expected = [n for n, levels in enumerate(split) if n not in gone and fits(levels, name)]
-    assert sorted(index.match("/".join(name))) == expected
-    for number in set(range(len(split))) - gone:
-        index.remove("/".join(split[number]), number)
-    assert not index._root.children and not index._root.rest
-
-
-@given(
-    st.lists(
-        st.tuples(st.lists(PATTERN_LEVELS, min_size=1, max_size=4), st.booleans()),
-        min_size=1,
-        max_size=8,
-    ),
-    st.lists(LEVELS, min_size=1, max_size=4),
-    st.lists(st.one_of(st.none(), st.integers(0, 7)), max_size=100),
-)
-def test_what_was_found_is_brought_up_to_date(
-    patterns: list[tuple[list[str], bool]], name: list[str], changes: list[int | None]
-) -> None:
-    """As if all were matched again; None stands for a look, a number for adding or removing."""
-    index: Index[int] = Index()
-    split = ["/".join([*levels, "#"] if rest else levels) for levels, rest in patterns]
-    there: set[int] = set()
-    text = "/".join(name)
-
-    def wants(number: int) -> bool:
-        return number % 3 != 0
-
-    found, version = list[int](), index.version
-    for change in [*changes, None]:
-        if change is None:
-            expected = sorted(filter(wants, index.match(text)))
-            updated = index.update(found, version, text, wants)
-            if updated is None:
-                assert index.version - version > 64
-                updated = expected
-            assert sorted(updated) == expected
-            found, version = updated, index.version
-        elif (number := change % len(split)) in there:
-            there.discard(number)
-            index.remove(split[number], number)
-        else:
-            there.add(number)
-            index.add(split[number], number)
-    index.renew()
-    assert index.update(found, version, text, wants) is None
-
 
 # ----------------------------------------------------------------------------------- without a name
 

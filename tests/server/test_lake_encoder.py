@@ -9,8 +9,9 @@ import subprocess
 import sys
 import time
 from array import array
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -271,14 +272,27 @@ class DamagedMemory(LakeEncoder):
         super()._share(whole)
 
 
-async def test_what_memory_has_damaged_is_taken_from_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+EncodingSite = Callable[..., Awaitable[tuple[Site, Any]]]
+
+
+@pytest.fixture
+def encoding_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EncodingSite:
+    """Starts a hub whose every seal is encoded by a process; gives it with its encoder."""
     monkeypatch.setattr(lake_feed, "_ENCODER_BYTES", 1)
-    site = Site(tmp_path / "lake")
-    await site.start()
-    assert site.feed is not None
-    encoder = site.feed._encoder = DamagedMemory(site.lake, site.hub.node, STEP_NAMES)
+    monkeypatch.setattr(lake_feed, "_RETRY_S", 0.01)
+
+    async def start(kind: type[LakeEncoder] = LakeEncoder) -> tuple[Site, Any]:
+        site = Site(tmp_path / "lake")
+        await site.start()
+        assert site.feed is not None
+        encoder = site.feed._encoder = kind(site.lake, site.hub.node, STEP_NAMES)
+        return site, encoder
+
+    return start
+
+
+async def test_what_memory_has_damaged_is_taken_from_the_store(encoding_site: EncodingSite) -> None:
+    site, encoder = await encoding_site(DamagedMemory)
     await site.send(b"a")
     # The first seal comes from the store, later ones from memory.
     await until(lambda: site.payloads == [b"a"])
@@ -292,14 +306,9 @@ async def test_what_memory_has_damaged_is_taken_from_the_store(
 
 
 async def test_killed_at_any_moment_nothing_is_missing_or_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    encoding_site: EncodingSite,
 ) -> None:
-    monkeypatch.setattr(lake_feed, "_ENCODER_BYTES", 1)
-    monkeypatch.setattr(lake_feed, "_RETRY_S", 0.01)
-    site = Site(tmp_path / "lake")
-    await site.start()
-    assert site.feed is not None
-    encoder = site.feed._encoder = LakeEncoder(site.lake, site.hub.node, STEP_NAMES)
+    site, encoder = await encoding_site()
     sent, kills = 0, 0
     while kills < 3:
         await site.send(b"%d" % sent)
@@ -318,33 +327,23 @@ async def test_killed_at_any_moment_nothing_is_missing_or_twice(
 
 
 async def test_without_a_process_the_hub_makes_the_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    encoding_site: EncodingSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lake_feed, "_ENCODER_BYTES", 1)
-    monkeypatch.setattr(lake_feed, "_RETRY_S", 0.01)
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    site = Site(tmp_path / "lake")
-    await site.start()
-    assert site.feed is not None
-    site.feed._encoder = LakeEncoder(site.lake, site.hub.node, STEP_NAMES)
+    site, _ = await encoding_site()
     await site.send(b"a")
     await until(lambda: site.payloads == [b"a"])
     assert ("lake", "", "failed") in site.counts
     await site.stop()
 
 
-async def test_a_feed_that_is_abandoned_leaves_no_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lake_feed, "_ENCODER_BYTES", 1)
-    site = Site(tmp_path / "lake")
-    await site.start()
-    assert site.feed is not None
-    encoder = site.feed._encoder = LakeEncoder(site.lake, site.hub.node, STEP_NAMES)
+async def test_a_feed_that_is_abandoned_leaves_no_process(encoding_site: EncodingSite) -> None:
+    site, encoder = await encoding_site()
     await site.send(b"a")
     await until(lambda: site.payloads == [b"a"])
     process = encoder.process_id
     assert process is not None
+    assert site.feed is not None
     await site.feed.abandon()
     await until(lambda: not is_running(process))
     await site.hub.commits.close()

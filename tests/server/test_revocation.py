@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 from crosswire.access import Access, User
 from crosswire.client.native.emp import EmpClient
 from crosswire.errors import ConfigError, RequestFailed
+from crosswire.server import revocation
 from crosswire.server.server import Server
 from tests.gateways.conftest import StartServer
 from tests.gateways.test_ownership import TOKENS, USERS, Over, over_emp, over_epoxy, over_micromsg2
@@ -50,6 +52,63 @@ async def test_what_is_taken_away_ends(start_server: StartServer, over: Over, lo
         await until(lambda: not server.hub.is_consumed("queue/q"))
         others = [each.principal for each in server.context.gateways.values()]
         assert "bert" in others
+
+
+async def test_many_are_disconnected_in_parts_and_confirmed_after_the_last(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the next reload comes meanwhile."""
+    monkeypatch.setattr(revocation, "_PART_S", 0.0005)
+    server = await start_server(users=USERS)
+    turns: list[int] = []
+    confirmed: list[str] = []
+
+    def connected() -> int:
+        return sum(each.principal in ("anna", "bert") for each in server.context.gateways.values())
+
+    async with AsyncExitStack() as stack:
+        for user in ["anna"] * 40 + ["bert"]:
+            peer = await stack.enter_async_context(over_emp(server, user))
+            await peer("queue/q" if user == "anna" else "topic/t")
+        assert connected() == 41
+        reload(server, BERT)
+        server.when_revoked(lambda: confirmed.append("anna"))
+        assert 0 < server.context.counters["revoked", "emp"] < 40
+        assert not confirmed
+        # Those that are still connected have no right to anything.
+        assert not server.context.access.may("anna", "produce", "queue/q")
+        reload(server, ANNA)
+        server.when_revoked(lambda: confirmed.append("bert"))
+        while not confirmed:
+            turns.append(server.context.counters["revoked", "emp"])
+            await asyncio.sleep(0)
+        assert confirmed == ["anna", "bert"]
+        assert server.context.counters["revoked", "emp"] == 41
+        assert connected() == 0
+        assert len(set(turns)) > 3
+    server.when_revoked(lambda: confirmed.append("at once"))
+    assert confirmed[-1] == "at once"
+
+
+@pytest.mark.failing_callbacks
+async def test_one_that_can_not_be_disconnected_does_not_keep_others(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = await start_server(users=USERS)
+    async with over_emp(server, "anna") as one, over_emp(server, "anna") as two:
+        await one("queue/q")
+        await two("queue/r")
+        first = next(each for each in server.context.gateways.values() if each.attachments)
+
+        def fail(_reason: str) -> bool:
+            raise RuntimeError("for a test")
+
+        monkeypatch.setattr(first, "disconnect", fail)
+        reload(server, BERT)
+        await until(lambda: not server.hub.is_consumed("queue/r"))
+        confirmed: list[bool] = []
+        server.when_revoked(lambda: confirmed.append(True))
+        assert confirmed
 
 
 async def test_other_changes_disconnect_nobody(start_server: StartServer) -> None:

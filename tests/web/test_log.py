@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from crosswire.access import User
@@ -545,6 +546,33 @@ async def test_a_damaged_file_is_told_and_not_passed_over(
     assert await code_of(read(web, "queue/q")) == "lake_damaged"
 
 
+async def test_only_administrators_get_the_names_of_files(
+    start_web: StartWeb, tmp_path: Path
+) -> None:
+    both = msgspec.structs.replace(ANNA, produce=("queue/a",), observe=True)
+    web = await start_web(lake=QUICK, users=(ROOT, both))
+    message = {"destination": "queue/a", "text": "1"}
+    await web.post("/v1/messages", {"messages": [message]}, token=ANNA.token)
+    await sealed(web)
+    planned = await plan(web, "queue/a", token=ANNA.token or "")
+    for file in find(tmp_path / "data/lake", ("messages",)):
+        file.path.write_bytes(b"PAR1 what is this PAR1")
+    body = {key: planned[key] for key in PLANNED} | {"destinations": ["queue/a"]}
+    shown = {}
+    for user in (ROOT, ANNA):
+        hub = address(web, user.token or "")
+        with pytest.raises(RequestFailed) as caught:
+            await asyncio.to_thread(fetch, hub, body)
+        assert caught.value.code == "lake_damaged"
+        disk = await web.get("/v1/disk", token=user.token)
+        lake = await web.get("/v1/lake", token=user.token)
+        report = await web.get("/v1/report", token=user.token)
+        paths = [disk["store"]["path"], disk["lake"]["path"], lake["path"], report["path"]]
+        shown[user.name] = [caught.value.description, *paths]
+    assert all(str(tmp_path) in each for each in shown["root"])
+    assert not any(str(tmp_path) in each for each in shown["anna"])
+
+
 async def test_a_reader_that_leaves_makes_room_for_others(
     start_web: StartWeb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -553,7 +581,7 @@ async def test_a_reader_that_leaves_makes_room_for_others(
         await web.produce("topic/big", "x" * 1_000_000)
     planned = await plan(web, "topic/big")
     assert web.server.log is not None
-    monkeypatch.setattr(web.server.log.slots, "_all", asyncio.Semaphore(1))
+    monkeypatch.setattr(web.server.log.slots._slots, "_all", asyncio.Semaphore(1))
     body = {key: planned[key] for key in PLANNED} | {"destinations": ["topic/big"]}
 
     def begin() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 
 import crosswire.hub.commits as commits_module
 from crosswire.hub.attachment import Attachment, Delivery
+from crosswire.hub.ledger import Step
 from crosswire.server.metrics import Histogram, Metrics
 from tests.hub.parties import Bench, Recorder, send
 from tests.web.conftest import Taker, WebHub, bury
@@ -76,6 +78,25 @@ def test_a_commit_takes_as_long_as_the_disk_not_as_those_who_get_its_messages(
     bench.produce(send(b"b"))
     assert clock == [202.0]
     assert "s_sum 2.000000" in list(measured.commit_seconds.lines("s"))
+
+
+def test_a_large_group_is_counted_in_parts_of_later_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    measured = Metrics(bench.hub)
+    deferred: list[Callable[[], None]] = []
+    monkeypatch.setattr(bench.hub, "defer", lambda _kind, callback: deferred.append(callback))
+    names = [f"queue/q{number}" for number in range(1000)]
+    bench.produce(*(send(b"a", name) for name in names))
+    bench.produce(send(b"b", "queue/b"))
+    assert not measured._destinations.by_name
+    deferred.pop()()
+    assert 0 < len(measured._destinations.by_name) < 500
+    # Who looks has it all, in order, and what was deferred finds nothing to do.
+    assert measured.total.totals[Step.ACCEPTED] == 1001
+    assert list(measured.destinations.by_name) == [*names, "queue/b"]
+    assert "m_sum 1001.000000" in list(measured.commit_messages.lines("m"))
+    deferred.pop()()
+    assert not deferred and measured.total.totals[Step.ACCEPTED] == 1001
 
 
 async def test_no_name_of_anybody_becomes_a_label(web: WebHub) -> None:

@@ -51,7 +51,7 @@ async def opened(web: WebHub, token: str = "the-secret-of-root") -> str:
 
 async def test_a_report_is_opened_once_without_a_token(web: WebHub) -> None:
     report_file(web).write_text(PAGE)
-    state = await web.get("/v1/report", token="the-secret-of-the-eye")
+    state = await web.get("/v1/report", token="the-secret-of-root")
     assert state["path"] == str(report_file(web))
     assert state["size_bytes"] == len(PAGE) and state["made"] is not None
     path = await opened(web)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -71,10 +72,41 @@ async def test_the_busiest_are_measured_unasked(web: WebHub) -> None:
         await web.produce(name, "x")
     await web.produce("queue/loud", *["x"] * 50)
     taken = web.server.statistics
-    taken._choose_busiest(web.server.context.now())
+    list(taken._choose_busiest(web.server.context.now()))
     assert len(taken._groups) == statistics._BUSIEST and "queue/loud" in taken._groups
     rows = (await web.get("/v1/stats/busiest", kind="queue", limit=2))["rows"]
     assert rows[0]["name"] == "loud" and rows[0]["rates"]["accepted"] > 0
+
+
+async def test_a_sample_goes_on_in_the_next_turn_when_one_is_over(
+    start_web: StartWeb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web = await start_web()
+    taken, turns = web.server.statistics, web.server.hub.turns
+    for number in range(20):
+        await web.produce(f"queue/q{number}", "x")
+    list(taken._choose_busiest(web.server.context.now()))
+    sampled: list[int] = []
+    sample_name = taken._sample_name
+
+    def sample_and_count(*args: Any) -> Any:
+        sampled[-1] += 1
+        return sample_name(*args)
+
+    monkeypatch.setattr(taken, "_sample_name", sample_and_count)
+    monkeypatch.setattr(turns, "is_over", lambda: sum(sampled) < 20)
+    continue_sample = taken._sample_on
+
+    def continue_and_count() -> None:
+        sampled.append(0)
+        continue_sample()
+
+    monkeypatch.setattr(taken, "_sample_on", continue_and_count)
+    taken._tick()
+    async with asyncio.timeout(10.0):
+        while sum(sampled) < 20:
+            await asyncio.sleep(0)
+    assert max(sampled) == 1
 
 
 async def test_series_of_names_are_limited(web: WebHub) -> None:

@@ -253,8 +253,13 @@ def _reload(server: Server, options: argparse.Namespace, manager: ServiceManager
         manager.ready("running with the configuration before the reload: it has mistakes")
         return
     set_level(config.log)
-    log_event(_log, logging.WARNING, "reloaded", needs_restart=waiting)
-    manager.ready("running with the reloaded configuration")
+
+    def confirm() -> None:
+        log_event(_log, logging.WARNING, "reloaded", needs_restart=waiting)
+        manager.ready("running with the reloaded configuration")
+
+    # Not before nobody has anything that this reload took away.
+    server.when_revoked(confirm)
 
 
 def _status(listening: dict[str, Address]) -> str:

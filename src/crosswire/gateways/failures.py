@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from crosswire.envelope import Property
+from crosswire.error_texts import public_text
 from crosswire.errors import (
     BadRequest,
     CallError,
@@ -21,13 +22,14 @@ from crosswire.errors import (
     InvalidFilter,
     InvalidSchedule,
     ProviderFailed,
+    StoreError,
     StoreFull,
     SubscriptionConflict,
     UnknownMessage,
 )
 from crosswire.gateways.properties import DESCRIPTION, ERROR
 
-__all__ = ["code_of", "read_failure", "to_failure"]
+__all__ = ["code_of", "for_peers", "read_failure", "to_failure"]
 
 _DESCRIPTION_CHARACTERS: Final = 1000
 
@@ -54,9 +56,14 @@ def code_of(error: CrosswireError) -> str:
     return "invalid_request" if isinstance(error, _INVALID) else "internal"
 
 
+def for_peers(error: CrosswireError) -> CrosswireError:
+    """The error that a peer's connection ends with, without what only operators may see."""
+    return type(error)(public_text(error)) if isinstance(error, StoreError) else error
+
+
 def to_failure(error: CrosswireError) -> tuple[bytes, dict[str, Property]]:
     """Payload and properties of an answer that is this failure."""
-    payload, description = b"", str(error)
+    payload, description = b"", public_text(error)
     if isinstance(error, ProviderFailed):
         payload, description = error.data, error.description
     properties: dict[str, Property] = {

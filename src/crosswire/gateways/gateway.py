@@ -115,12 +115,15 @@ class Gateway(ABC):
         return ()
 
     @classmethod
-    def forget_revoked(
-        cls, context: GatewayContext, is_revoked: Callable[[str, str], bool]
-    ) -> None:
-        """Forget what this protocol keeps without a connection, and `context.access` no longer
-        allows; `is_revoked` is whether a principal, or a connection by its id, lost its
-        credentials."""
+    def revocations(
+        cls,
+        context: GatewayContext,  # noqa: ARG003
+        is_revoked: Callable[[str, str], bool],  # noqa: ARG003
+    ) -> Iterable[Callable[[], None]]:
+        """Short steps, which together forget what this protocol keeps without a connection, and
+        `context.access` no longer allows; `is_revoked` is whether a principal, or a connection by
+        its id, lost its credentials."""
+        return ()
 
     @abstractmethod
     def connect(self, now: float) -> Connection:

@@ -342,6 +342,10 @@ class Schedules:
         """All schedules in order of ids."""
         return sorted(self._schedules.values(), key=lambda each: each.id)
 
+    def destinations(self) -> set[str]:
+        """Where they send to."""
+        return {each.envelope.destination for each in self._schedules.values()}
+
     @property
     def count(self) -> int:
         """How many there are."""

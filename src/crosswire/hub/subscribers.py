@@ -20,7 +20,8 @@ from crosswire.hub.attachment import (
 from crosswire.hub.core import Core
 from crosswire.hub.filters import Predicate
 from crosswire.hub.ledger import LedgerPeer, Step
-from crosswire.hub.topics import Index, KnownTopics, Topic
+from crosswire.hub.pattern_index import PatternIndex
+from crosswire.hub.topics import KnownTopics, Topic
 from crosswire.store.contract import Page
 
 __all__ = ["Subscriber"]
@@ -59,7 +60,7 @@ class Subscriber(Attachment):
         self,
         core: Core,
         topics: KnownTopics,
-        index: Index[Subscriber],
+        index: PatternIndex[Subscriber],
         pattern: str,
         receiver: DeliveryReceiver,
         *,

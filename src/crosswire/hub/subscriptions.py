@@ -28,10 +28,11 @@ from crosswire.hub.backlog.backlog import Backlog
 from crosswire.hub.core import Core, SendEnvelope
 from crosswire.hub.filters import Filter, Predicate
 from crosswire.hub.ledger import LedgerPeer
+from crosswire.hub.pattern_index import PatternIndex
 from crosswire.hub.policies import Retry
 from crosswire.hub.shares import Quota
 from crosswire.hub.subscribers import Subscriber
-from crosswire.hub.topics import Index, KnownTopics, Topic
+from crosswire.hub.topics import KnownTopics, Topic
 from crosswire.store.records import Count, reader
 
 __all__ = [
@@ -266,8 +267,8 @@ class Subscriptions:
         self._topics = topics
         self._send = send
         self._audiences: dict[int, Audience] = {}
-        self._subscribers: Index[Subscriber] = Index()
-        self._named: Index[Subscription] = Index()
+        self._subscribers: PatternIndex[Subscriber] = PatternIndex()
+        self._named: PatternIndex[Subscription] = PatternIndex()
         self._by_name: dict[tuple[str, str], Subscription] = {}
         """By owner and name."""
         self._keys: set[bytes] = set()
@@ -543,7 +544,8 @@ class Subscriptions:
                 known.subscriptions, known.versions[1], name, lambda _: True
             )
         if subscribers is None:
-            subscribers = [each for each in self._subscribers.match(name) if each.wants(name)]
+            found = self._subscribers.match(name)
+            subscribers = [each for each in found if each.names is None or each.wants(name)]
         if subscriptions is None:
             subscriptions = self._named.match(name)
         audience = self._audiences[topic.number] = Audience(versions, subscribers, subscriptions)

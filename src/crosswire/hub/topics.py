@@ -1,165 +1,27 @@
-"""Topics: logs with retention, and the index that finds patterns for a topic's name."""
+"""Topics: logs with retention, and the one that has all of them by name."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from itertools import accumulate, islice
-from typing import Final, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Final
 
 import msgspec
 
 from crosswire.envelope import MICROSECONDS
 from crosswire.errors import RecordDamaged
 from crosswire.hub.core import Core
+from crosswire.hub.pattern_index import pattern_test
 from crosswire.hub.policies import TopicPolicy
 from crosswire.store.records import Count, reader
 
-__all__ = ["Index", "KnownTopics", "Topic"]
+__all__ = ["KnownTopics", "Topic"]
 
 _MARKS: Final = "mark"
 _MARK_BYTES: Final = 4 << 20
 _MARK_S: Final = 3600
 _BACK_S: Final = 60
 _CACHED_PATTERNS: Final = 10_000
-_CHANGES: Final = 64
-"""Changes of an index after which what was matched before is brought up to date one by one."""
-
-T = TypeVar("T")
-
-
-class _Node(Generic[T]):
-    __slots__ = ("children", "here", "rest")
-
-    def __init__(self) -> None:
-        self.children: dict[str, _Node[T]] = {}
-        self.here: list[T] = []
-        self.rest: list[T] = []
-
-
-class Index(Generic[T]):
-    """Patterns as MQTT has them: `+` is one level, a final `#` is any number, its parent too.
-
-    Neither stands for a first level that starts with `$`. `version` grows with every change.
-    """
-
-    def __init__(self) -> None:
-        self.version = 0
-        self._root: _Node[T] = _Node()
-        self._changes: deque[tuple[str, T, bool]] = deque(maxlen=_CHANGES)
-        """The latest ones, and whether each was an addition."""
-
-    def add(self, pattern: str, entry: T) -> None:
-        """Have `match` find this entry; it may be added several times."""
-        node, in_rest = self._find(pattern)
-        (node.rest if in_rest else node.here).append(entry)
-        self._changes.append((pattern, entry, True))
-        self.version += 1
-
-    def remove(self, pattern: str, entry: T) -> None:
-        """Undo one `add`. Raises KeyError or ValueError if there was none."""
-        path = [self._root]
-        levels = pattern.split("/")
-        in_rest = levels[-1] == "#"
-        for level in levels[:-1] if in_rest else levels:
-            path.append(path[-1].children[level])
-        (path[-1].rest if in_rest else path[-1].here).remove(entry)
-        # Nodes without entries and children are removed, so that the tree does not grow for ever.
-        steps = levels[: len(path) - 1]
-        for parent, level in zip(reversed(path[:-1]), reversed(steps), strict=True):
-            child = parent.children[level]
-            if child.here or child.rest or child.children:
-                break
-            del parent.children[level]
-        self._changes.append((pattern, entry, False))
-        self.version += 1
-
-    def renew(self) -> None:
-        """What entries want beyond their patterns has changed: all is matched again."""
-        self._changes.clear()
-        self.version += 1
-
-    def __iter__(self) -> Iterator[T]:
-        """Every entry, in no particular order."""
-        nodes = [self._root]
-        while nodes:
-            node = nodes.pop()
-            yield from node.here
-            yield from node.rest
-            nodes += node.children.values()
-
-    def match(self, name: str) -> list[T]:
-        """The entries of every pattern that matches the name."""
-        found: list[T] = []
-        levels = name.split("/")
-        nodes = [self._root]
-        for depth, level in enumerate(levels):
-            hidden = depth == 0 and level.startswith("$")
-            following: list[_Node[T]] = []
-            append = following.append
-            for node in nodes:
-                children = node.children
-                if not hidden:
-                    if node.rest:
-                        found += node.rest
-                    child = children.get("+")
-                    if child is not None:
-                        append(child)
-                child = children.get(level)
-                if child is not None:
-                    append(child)
-            nodes = following
-        for node in nodes:
-            found += node.here
-            found += node.rest
-        return found
-
-    def update(
-        self, found: list[T], version: int, name: str, wants: Callable[[T], bool]
-    ) -> list[T] | None:
-        """The entries of `match` that `wants` selects, from those of an earlier version. None if
-        too much has changed since.
-
-        With thousands of patterns that match a name, a peer that subscribes before each publication
-        would have all of them matched each time.
-        """
-        count = self.version - version
-        if count > len(self._changes):
-            return None
-        levels = name.split("/")
-        updated = found
-        for pattern, entry, is_added in islice(self._changes, len(self._changes) - count, None):
-            if _is_match(pattern, levels):
-                # A copy: who publishes right now has the old list.
-                updated = list(found) if updated is found else updated
-                if not is_added:
-                    with suppress(ValueError):  # it was there, but not wanted
-                        updated.remove(entry)
-                elif wants(entry):
-                    updated.append(entry)
-        return updated
-
-    def _find(self, pattern: str) -> tuple[_Node[T], bool]:
-        levels = pattern.split("/")
-        in_rest = levels[-1] == "#"
-        node = self._root
-        for level in levels[:-1] if in_rest else levels:
-            node = node.children.setdefault(level, _Node())
-        return node, in_rest
-
-
-def _is_match(pattern: str, levels: list[str]) -> bool:
-    """Whether a pattern matches the name with these levels."""
-    wanted = pattern.split("/")
-    if levels[0].startswith("$") and wanted[0] in ("+", "#"):
-        return False
-    if wanted[-1] == "#":
-        wanted.pop()
-        levels = levels[: len(wanted)]
-    return len(wanted) == len(levels) and all(
-        each in ("+", level) for each, level in zip(wanted, levels, strict=True)
-    )
 
 
 class _RetentionMark(msgspec.Struct, array_like=True, frozen=True):
@@ -331,9 +193,8 @@ class KnownTopics:
         if cached is not None and cached[0] == self._version:
             return cached[1]
         if "+" in pattern or "#" in pattern:
-            index: Index[None] = Index()
-            index.add(pattern, None)
-            found = [topic for topic in topics.values() if index.match(topic.name)]
+            is_match = pattern_test(pattern)
+            found = [topic for topic in topics.values() if is_match(topic.name)]
         else:
             found = [topics[name] for name in (f"topic/{pattern}",) if name in topics]
         if len(self._matching) > _CACHED_PATTERNS:

@@ -7,13 +7,10 @@ that nobody keeps all threads busy.
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Final
 
-from crosswire.errors import ServiceUnavailable
+from crosswire.server.request_slots import RequestSlots
 
 __all__ = ["LogSlots"]
 
@@ -27,41 +24,12 @@ class LogSlots:
     """A `holder` is a user or an address; "" has no share below the total."""
 
     def __init__(self) -> None:
-        self._all = asyncio.Semaphore(_READERS)
-        self._own: dict[tuple[str, int], asyncio.Semaphore] = {}
-        self._users: Counter[tuple[str, int]] = Counter()
+        self._slots = RequestSlots(_READERS, _WAIT_S, "too many read the log at once")
 
     def stream(self, holder: str) -> AbstractAsyncContextManager[None]:
         """For what is read in short steps. Raises ServiceUnavailable if all are taken for long."""
-        return self._slot(holder, _STREAMS_EACH)
+        return self._slots.slot(holder, _STREAMS_EACH)
 
     def search(self, holder: str) -> AbstractAsyncContextManager[None]:
         """For what may take a thread for seconds. Raises ServiceUnavailable like `stream`."""
-        return self._slot(holder, _SEARCHES_EACH)
-
-    @asynccontextmanager
-    async def _slot(self, holder: str, most: int) -> AsyncIterator[None]:
-        key = holder, most
-        own = self._own.setdefault(key, asyncio.Semaphore(most if holder else _READERS))
-        self._users[key] += 1
-        try:
-            # Its own first: who waits for those occupies nothing of others.
-            async with _acquired(own), _acquired(self._all):
-                yield
-        finally:
-            self._users[key] -= 1
-            if not self._users[key]:
-                del self._users[key], self._own[key]
-
-
-@asynccontextmanager
-async def _acquired(slots: asyncio.Semaphore) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(_WAIT_S):
-            await slots.acquire()
-    except TimeoutError:
-        raise ServiceUnavailable("too many read the log at once") from None
-    try:
-        yield
-    finally:
-        slots.release()
+        return self._slots.slot(holder, _SEARCHES_EACH)

@@ -1,9 +1,19 @@
-"""Ends what connected peers have, and may no longer have after a reload."""
+"""Ends what connected peers have, and may no longer have after a reload.
+
+There may be thousands of them, each with a goodbye, a line in the log and what it held: all at
+once that is a turn of the event loop of some tenths of a second. So it is done in parts, one in
+each turn until it is done, whatever else the hub has to do. A right to send is gone with the first
+part, since each message is checked by the rights of now; the reload is confirmed after the last
+one.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 from crosswire.access import ANONYMOUS, Access
 from crosswire.gateways.context import ConnectedPeer, GatewayContext
@@ -11,39 +21,98 @@ from crosswire.gateways.gateway import Gateway
 from crosswire.hub.subscribers import Subscriber
 from crosswire.logs import log_event
 
-__all__ = ["revoke"]
+__all__ = ["Revocations"]
 
 _log = logging.getLogger("crosswire.gateways")
 
+_PART_S: Final = 0.004
+_EXAMINED: Final = 64
+"""Peers that are looked at before the clock is."""
 
-def revoke(context: GatewayContext, before: Access, gateways: Iterable[type[Gateway]]) -> int:
-    """Disconnect the peers that lost what they use; `context.access` has the new users.
 
-    Each gets its protocol's goodbye. A client that connects again gets its protocol's refusal for
-    what it may not have, and the rest. Returns how many were disconnected.
-    """
+class Revocations:
+    """The reloads whose revocations are not done yet, in order."""
+
+    def __init__(self, context: GatewayContext) -> None:
+        self._context = context
+        self._under_way: deque[Iterator[None]] = deque()
+        self._waiting: list[Callable[[], None]] = []
+
+    def begin(self, before: Access, gateways: Iterable[type[Gateway]]) -> None:
+        """Disconnect the peers that lost what they use: some now, the others in the next turns.
+        `before` are the users until now, `context.access` has the new ones.
+
+        Each gets its protocol's goodbye. A client that connects again gets its protocol's refusal
+        for what it may not have, and the rest.
+        """
+        context, gateways = self._context, list(gateways)
+        # A standby has neither peers nor a hub.
+        if context.access.open or not (gateways or context.gateways):
+            return
+        self._under_way.append(_revoke(context, before, gateways))
+        if len(self._under_way) == 1:
+            self._continue()
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Have it called when nobody has anything any more that a reload has taken away."""
+        if self._under_way:
+            self._waiting.append(callback)
+        else:
+            callback()
+
+    def _continue(self) -> None:
+        turns = self._context.hub.turns
+        turns.enter()
+        ends_at = turns.thread_clock() + _PART_S
+        while self._under_way and turns.thread_clock() < ends_at:
+            # What raises in there is logged, and ends this reload's part, not that of others.
+            callbacks = self._context.hub.callbacks
+            if callbacks.run("revoke", self._step):
+                self._under_way.popleft()
+        if self._under_way:
+            asyncio.get_running_loop().call_soon(self._continue)
+            return
+        waiting, self._waiting = self._waiting, []
+        for callback in waiting:
+            callback()
+
+    def _step(self) -> None:
+        try:
+            next(self._under_way[0])
+        except StopIteration:
+            self._under_way.popleft()
+
+
+def _revoke(
+    context: GatewayContext, before: Access, gateways: list[type[Gateway]]
+) -> Iterator[None]:
     access = context.access
-    if access.open:
-        return 0
-    # Certificates that are no longer accepted: their names, or their authorities.
-    shut_out = {
-        gateway.id
-        for gateway in context.gateways.values()
-        if gateway.certificate is not None
-        and context.by_certificate(gateway.certificate) != gateway.principal
-    }
-
-    def has_lost(principal: str) -> bool:
-        return principal != ANONYMOUS and access.has_lost_credentials(principal, before)
+    # Who connects from now on is judged by the new users.
+    peers = list(context.gateways.values())
+    shut_out: set[str] = set()
+    for index, gateway in enumerate(peers):
+        # Certificates that are no longer accepted: their names, or their authorities.
+        if (
+            gateway.certificate is not None
+            and context.by_certificate(gateway.certificate) != gateway.principal
+        ):
+            shut_out.add(gateway.id)
+        if index % _EXAMINED == 0:
+            yield
 
     def is_revoked(principal: str, connection: str) -> bool:
-        return connection in shut_out or has_lost(principal)
+        return connection in shut_out or (
+            principal != ANONYMOUS and access.has_lost_credentials(principal, before)
+        )
 
     for kind in gateways:
         # First what outlives connections: a link whose connection ends would be kept for a while.
-        context.hub.callbacks.run("revoke", kind.forget_revoked, context, is_revoked)
-    count = 0
-    for gateway in list(context.gateways.values()):
+        for step in kind.revocations(context, is_revoked):
+            context.hub.callbacks.run("revoke", step)
+            yield
+    for index, gateway in enumerate(peers):
+        if context.gateways.get(gateway.id) is not gateway:
+            continue
         # Without users all had all rights: who did not have to identify itself has to now.
         is_unknown = before.open and gateway.principal == ANONYMOUS
         if (
@@ -51,7 +120,6 @@ def revoke(context: GatewayContext, before: Access, gateways: Iterable[type[Gate
             or is_revoked(gateway.principal, gateway.id)
             or not _may_keep_all(gateway, access)
         ):
-            count += 1
             context.count("revoked", gateway.protocol)
             log_event(
                 _log,
@@ -62,7 +130,9 @@ def revoke(context: GatewayContext, before: Access, gateways: Iterable[type[Gate
                 principal=gateway.principal,
             )
             context.hub.callbacks.run("revoke", gateway.disconnect, "its rights were taken away")
-    return count
+            yield
+        elif gateway.attachments or gateway.providers or index % _EXAMINED == 0:
+            yield
 
 
 def _may_keep_all(gateway: ConnectedPeer, access: Access) -> bool:

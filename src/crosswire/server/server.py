@@ -48,7 +48,7 @@ from crosswire.server.listener import Listener
 from crosswire.server.log_reader import Log
 from crosswire.server.metrics import Metrics
 from crosswire.server.replica import CheckpointSource, Replica
-from crosswire.server.revocation import revoke
+from crosswire.server.revocation import Revocations
 from crosswire.server.standby_hub import StandbyHub
 from crosswire.server.statistics import Statistics
 from crosswire.server.tap_feed import TapFeed, has_spool
@@ -221,6 +221,7 @@ class Server:
         refuse_exposures(config)
         self._schemas = _schemas(config.bond.files)
         self.context = GatewayContext(None, config, schemas=self._schemas, clock=self.clock.now)
+        self._revocations = Revocations(self.context)
         if self._tls is not None:
             self.context.authorities = self._tls.current.authorities
         if config.replication.is_on:
@@ -596,8 +597,9 @@ class Server:
     def reload(self, config: Config) -> list[str]:
         """Apply a configuration; returns the names of settings that need a restart.
 
-        Raises ConfigError; then nothing has changed: all that can fail is checked before the first
-        change.
+        Peers that lost something are disconnected: if they are many, in the next turns, see
+        `when_revoked`. Raises ConfigError; then nothing has changed: all that can fail is checked
+        before the first change.
         """
         old = self.config
         waiting = [name for name in _RESTART if getattr(config, name) != getattr(old, name)]
@@ -628,8 +630,13 @@ class Server:
         context.reconfigure(config, Access(config.users), schemas)
         self._follow_file_limit()
         names = self.listeners.keys() - set(HTTP_LISTENERS)
-        revoke(context, before, {_gateway(name) for name in names})
+        self._revocations.begin(before, {_gateway(name) for name in names})
         return self.waiting_for_restart
+
+    def when_revoked(self, callback: Callable[[], None]) -> None:
+        """Have it called when all peers have ended that lost something by a reload: at once, or
+        after some turns if there are many."""
+        self._revocations.when_done(callback)
 
     def _follow_file_limit(self) -> None:
         """Every connection needs an open file: where the process may not have as many, it has fewer

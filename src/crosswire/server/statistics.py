@@ -23,6 +23,7 @@ from crosswire.gateways.context import GatewayContext
 from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import Step
 from crosswire.hub.subscriptions import Subscription
+from crosswire.hub.turns import TurnShare
 from crosswire.server.activity import Activity, merged_percentiles_s
 from crosswire.server.metrics import Histogram, Metrics
 from crosswire.server.time_series import Measure, SeriesGroup
@@ -121,6 +122,9 @@ class Statistics:
         self._timer: asyncio.TimerHandle | None = None
         self._round_timer: asyncio.TimerHandle | None = None
         self._measuring: asyncio.Future[tuple[int, int, int]] | None = None
+        self._sampling: Iterator[None] | None = None
+        """The sample that is being taken."""
+        self._sample_share = TurnShare(hub.turns, self._continue_sample)
         self._is_stopped = False
 
     def start(self) -> None:
@@ -196,28 +200,54 @@ class Statistics:
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._tick)
 
     def _tick(self) -> None:
-        self._source.callbacks.run("statistics", self.sample, self._source_now())
+        if self._sampling is None:
+            self._sampling = self._sample_steps(self._source_now())
+            self._sample_share.later()
         self._plan()
+
+    def _continue_sample(self) -> None:
+        self._source.callbacks.run("statistics", self._sample_on)
+
+    def _sample_on(self) -> None:
+        sampling, self._sampling = self._sampling, None
+        if sampling is None or self._is_stopped:
+            return
+        for _ in sampling:
+            if self._source.turns.is_over():
+                self._sampling = sampling
+                self._sample_share.later()
+                return
 
     def sample(self, now: float) -> None:
         """Take a sample."""
+        for _ in self._sample_steps(now):
+            pass
+
+    def _sample_steps(self, now: float) -> Iterator[None]:
+        """Take a sample in short steps: with a hundred series it takes some milliseconds, which the
+        turn of the event loop may not have."""
         elapsed_s = max(now - self._sampled_at, 0.001)
         self._sampled_at = now
         second = int(now)
         self.hub.add(second, self._sample_hub(elapsed_s))
+        yield
         if second % 5 == 0:
-            self._choose_busiest(now)
+            yield from self._choose_busiest(now)
         for name, group in list(self._groups.items()):
+            if name not in self._groups:
+                # Forgotten since the last step.
+                continue
             values = self._sample_name(name, elapsed_s, now)
             if values is not None and len(values) == len(group.measures):
                 group.add(second, values)
             elif name not in self._asked:
                 del self._groups[name]
+            yield
         if now - self._disk_at >= _DISK_S and self._measuring is None:
             self._disk_at = now
             self._measure_disk()
 
-    def _choose_busiest(self, now: float) -> None:
+    def _choose_busiest(self, now: float) -> Iterator[None]:
         active = []
         for name, activity in self._metrics.destinations.active(now):
             active.append((activity.recent(), name))
@@ -230,6 +260,7 @@ class Statistics:
                 measures = self._measures(name)
                 if measures is not None:
                     self._groups[name] = SeriesGroup(measures)
+                yield
 
     def _rates(self, name: str, activity: Activity | None, elapsed_s: float) -> tuple[float, ...]:
         """Of each step, and of redeliveries, since the last sample."""

@@ -17,8 +17,8 @@ from crosswire.envelope import ONLY_FOR, decode, decode_at
 from crosswire.errors import CrosswireError, RecordDamaged
 from crosswire.hub.cursor import Cursor
 from crosswire.hub.ledger import Step, parse_block
+from crosswire.hub.pattern_index import PatternIndex
 from crosswire.hub.subscriptions import Definition, predicate
-from crosswire.hub.topics import Index
 from crosswire.lake.files import LakeFile, find
 from crosswire.store.recovery import REMOVALS, Removals
 from crosswire.store.salvage import Salvage
@@ -329,7 +329,7 @@ class Evidence:
                     _compare(cursor, self.ended.get(name, set()))
                 if cursor.damage:
                     self.find("cursor", str(cursor.damage[0]), name)
-        topics: Index[bytes] = Index()
+        topics: PatternIndex[bytes] = PatternIndex()
         for key, definition in self._definitions.items():
             topics.add(definition.pattern, key)
         matching: dict[bytes, set[int]] = {}

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import inspect
 import ipaddress
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Final
@@ -22,8 +23,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from crosswire.access import ANONYMOUS
 from crosswire.envelope import LARGEST_INTEGER
+from crosswire.error_texts import public_text
 from crosswire.errors import CrosswireError
 from crosswire.hub.shares import holder_of_address
+from crosswire.logs import log_event
 from crosswire.server.server import Server
 from crosswire.web.api import OPERATIONS
 from crosswire.web.body_slots import LARGE_BYTES, BodySlots
@@ -53,6 +56,8 @@ from crosswire.web.stream_slots import StreamSlots
 from crosswire.web.times import is_time
 
 __all__ = ["App"]
+
+_log = logging.getLogger("crosswire.web")
 
 _METRICS: Final = "text/plain; version=0.0.4; charset=utf-8"
 _BODY_S: Final = 10.0
@@ -109,7 +114,7 @@ class App:
         ]
         handlers: dict[type[Exception], Callable[[Request, Exception], Response]] = {
             HTTPException: _http_failure,
-            CrosswireError: _hub_failure,
+            CrosswireError: self._hub_failure,
             Exception: _internal_failure,
         }
         application = _Guard(
@@ -130,12 +135,23 @@ class App:
         # Before the body is read: the hub buffers nothing for unauthenticated clients.
         principal = await self._authenticate(request, operation.needs)
         request.state.identified(principal)
+        request.state.principal = principal
         if _is_large(operation, request):
             # What is written to a file as it arrives takes long, but little memory.
             slots = self._uploads if operation.takes == "bytes" else self._large_bodies
             async with slots.slot(principal or self._connection(request)):
                 return await self._perform(operation, request, principal)
         return await self._perform(operation, request, principal)
+
+    def _hub_failure(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, CrosswireError)
+        if public_text(error) != str(error):
+            log_event(
+                _log, logging.ERROR, "request failed", path=request.url.path, reason=str(error)
+            )
+        principal = getattr(request.state, "principal", ANONYMOUS)
+        is_administrator = self.server.context.access.may_administer(principal)
+        return _failure(*failure_of(error, is_administrator=is_administrator))
 
     async def _perform(self, operation: Operation, request: Request, principal: str) -> Response:
         if not operation.on_standby:
@@ -524,11 +540,6 @@ def _http_failure(_request: Request, error: Exception) -> Response:
     response = _failure(error.status_code, FailureResponse(name, error.detail))
     response.headers.update(error.headers or {})
     return response
-
-
-def _hub_failure(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, CrosswireError)
-    return _failure(*failure_of(error))
 
 
 def _internal_failure(_request: Request, _error: Exception) -> Response:

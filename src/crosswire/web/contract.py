@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
 from crosswire.access import Right
+from crosswire.error_texts import public_text
 from crosswire.errors import (
     AttemptLost,
     BatchConflict,
@@ -92,12 +94,16 @@ _FAILURES: Final[list[tuple[type[CrosswireError], int, str]]] = [
 ]
 
 
-def failure_of(error: CrosswireError) -> tuple[int, FailureResponse]:
-    """The HTTP status and the body for an error of the hub."""
+def failure_of(
+    error: CrosswireError, *, is_administrator: bool = False
+) -> tuple[int, FailureResponse]:
+    """The HTTP status and the body for an error of the hub: only an administrator gets what names
+    files of the server."""
+    text = str(error) if is_administrator else public_text(error)
     for kind, status, name in _FAILURES:
         if isinstance(error, kind):
-            return status, FailureResponse(name, str(error))
-    return 500, FailureResponse("internal", str(error))
+            return status, FailureResponse(name, text)
+    return 500, FailureResponse("internal", text)
 
 
 class OperationRequest:
@@ -212,6 +218,19 @@ class OperationRequest:
     def is_administrator(self) -> bool:
         """Whether the principal may administer the hub; without users, everybody."""
         return self.server.context.access.may_administer(self.principal)
+
+    def shown_path(self, path: Path) -> str:
+        """A path of the server as this principal may see it: empty for who does not administer."""
+        return str(path) if self.is_administrator else ""
+
+    def shown_text(self, text: str) -> str:
+        """A text about damage as this principal may see it: for who does not administer, files are
+        named as they are in the data directory and in the lake, not on the server."""
+        if not self.is_administrator:
+            for folder in (Path(self.server.config.data), self.server.lake_path):
+                for path in (folder.absolute(), folder):
+                    text = text.replace(f"{path}/", "").replace(str(path), "")
+        return text
 
     @property
     def is_replica(self) -> bool:

@@ -61,15 +61,15 @@ async def show_damage(ask: OperationRequest) -> DamageReport:
         # They have no names, but are acknowledged all together: until then each keeps its index.
         entries = list(enumerate(hub.store.damages.entries))
         page, following = await page_of(entries, lambda entry: (entry[0], ""), query, turn)
-    damage = [_row(entry) for _, entry in page]
+    damage = [_row(entry, ask) for _, entry in page]
     return DamageReport(damage, following, stopped_titles(hub))
 
 
-def _row(entry: DamageEntry) -> DamageRow:
+def _row(entry: DamageEntry, ask: OperationRequest) -> DamageRow:
     return DamageRow(
         time=at_s(entry.time),
         part=entry.part,
-        detail=entry.detail,
+        detail=ask.shown_text(entry.detail),
         first=entry.first,
         end=entry.end,
     )

@@ -47,7 +47,7 @@ class ReportState(msgspec.Struct, frozen=True, kw_only=True):
     """Whether there is a report of the pipeline, and how old it is."""
 
     path: str
-    """Where `crosswire report --output` has to put it."""
+    """Where `crosswire report --output` has to put it; empty for who does not administer."""
     made: Moment | None
     """When it was written; null if there is none."""
     size_bytes: int
@@ -66,17 +66,18 @@ async def show_report(ask: OperationRequest) -> ReportState:
     """Whether there is a report, and since when."""
     path = _path(ask.server)
     found = await _in_thread(ask.server, lambda: _stat(path))
+    shown = ask.shown_path(path)
     if found is None:
-        return ReportState(path=str(path), made=None, size_bytes=0)
+        return ReportState(path=shown, made=None, size_bytes=0)
     made, size_bytes = found
-    return ReportState(path=str(path), made=at_s(made), size_bytes=size_bytes)
+    return ReportState(path=shown, made=at_s(made), size_bytes=size_bytes)
 
 
 async def open_report(ask: OperationRequest) -> ReportTicket:
     """A ticket for the page, which shows traffic of all users. Raises UnknownMessage."""
     path = _path(ask.server)
     if await _in_thread(ask.server, lambda: _stat(path)) is None:
-        raise UnknownMessage(f"there is no report: {path} does not exist")
+        raise UnknownMessage("there is no report")
     ticket = ask.tickets.issue(ask.now(), lambda: ask.is_identified and ask.is_administrator)
     return ReportTicket(path=f"/report/{ticket}", valid_s=TICKET_S)
 

@@ -152,7 +152,7 @@ async def show_state(ask: OperationRequest) -> HubState:
             damaged_ranges=store.unreadable_ranges,
         ),
         leftovers=dict(server.leftovers.healed) if server.is_leading else {},
-        reports=[_report(error) for error in hub.reports[-_REPORTS:]],
+        reports=[ask.shown_text(_report(error)) for error in hub.reports[-_REPORTS:]],
         damaged=bool(store.damages.entries),
         damage=[each.detail for each in store.damages.entries[-_REPORTS:]],
         stopped=stopped_titles(hub),

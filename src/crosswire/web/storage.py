@@ -31,6 +31,7 @@ class FolderUse(msgspec.Struct, frozen=True, kw_only=True):
     """A folder and the file system that it is on."""
 
     path: str
+    """Empty for who does not administer."""
     size_bytes: int
     files: int
     free_bytes: int
@@ -71,6 +72,7 @@ class LakeState(msgspec.Struct, frozen=True, kw_only=True):
     """The lake: its tables, and how far the hub has written them."""
 
     path: str
+    """Empty for who does not administer."""
     tables: list[LakeTableRow]
     sealed_id: int
     """Messages with ids up to this one are in files, or in `gaps`."""
@@ -148,10 +150,13 @@ async def show_disk(ask: OperationRequest) -> DiskUse:
     server, log = ask.server, _log(ask)
     store_path, lake_path = Path(server.config.data) / "store", server.lake_path
     store, lake = await log.in_thread(
-        lambda: (_use(store_path, log.pause), _use(lake_path, log.pause))
+        lambda: (
+            _use(store_path, ask.shown_path(store_path), log.pause),
+            _use(lake_path, ask.shown_path(lake_path), log.pause),
+        )
     )
     return DiskUse(
-        store=store or _empty(store_path),
+        store=store or _empty(ask.shown_path(store_path)),
         lake=lake,
         spare_bytes=ask.hub.store.limits.spare_bytes,
         has_room=ask.hub.store.has_room(ask.now()),
@@ -159,7 +164,7 @@ async def show_disk(ask: OperationRequest) -> DiskUse:
     )
 
 
-def _use(folder: Path, pause: Callable[[float], None]) -> FolderUse | None:
+def _use(folder: Path, shown: str, pause: Callable[[float], None]) -> FolderUse | None:
     """On a thread. None if there is no such folder."""
     if not folder.is_dir():
         return None
@@ -184,7 +189,7 @@ def _use(folder: Path, pause: Callable[[float], None]) -> FolderUse | None:
                 pause(0.0)
     usage = shutil.disk_usage(folder)
     return FolderUse(
-        path=str(folder),
+        path=shown,
         size_bytes=size_bytes,
         files=files,
         free_bytes=usage.free,
@@ -192,8 +197,8 @@ def _use(folder: Path, pause: Callable[[float], None]) -> FolderUse | None:
     )
 
 
-def _empty(folder: Path) -> FolderUse:
-    return FolderUse(path=str(folder), size_bytes=0, files=0, free_bytes=0, total_bytes=0)
+def _empty(shown: str) -> FolderUse:
+    return FolderUse(path=shown, size_bytes=0, files=0, free_bytes=0, total_bytes=0)
 
 
 def _log(ask: OperationRequest) -> Log:
@@ -227,7 +232,7 @@ async def show_lake(ask: OperationRequest) -> LakeState:
     tables = await log.in_thread(summarize)
     sealed_id, sealed_row = ask.server.sealed()
     return LakeState(
-        path=str(lake),
+        path=ask.shown_path(lake),
         tables=tables,
         sealed_id=sealed_id,
         sealed_row=sealed_row,

@@ -23,6 +23,7 @@ import msgspec
 from crosswire.access import Right
 from crosswire.commitlog.contract import Receipt
 from crosswire.envelope import NAMED_CHARACTERS, Envelope, message_kind
+from crosswire.error_texts import public_text
 from crosswire.errors import (
     CrosswireError,
     Forbidden,
@@ -285,7 +286,7 @@ class EmpGateway(Gateway):
             except TooLargeToSend:
                 self.connection.send_failure(identifier, error.code, error.description)
         else:
-            self.connection.send_failure(identifier, code_of(error), str(error))
+            self.connection.send_failure(identifier, code_of(error), public_text(error))
 
     # Produce.
 
@@ -514,7 +515,7 @@ class EmpGateway(Gateway):
             try:
                 identifier = self.connection.send_request(op, self._as_object(envelope))
             except HubError as error:
-                failure = ProviderFailed(code_of(error), str(error))
+                failure = ProviderFailed(code_of(error), public_text(error))
                 provider.fail(envelope.id, failure, now)
             except TooLargeToSend as error:
                 failure = ProviderFailed("invalid_request", f"too large for EMP: {error}")

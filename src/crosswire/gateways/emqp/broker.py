@@ -185,6 +185,8 @@ class Broker:
         """Queues that nobody consumes and in which requests may wait, those that were offered to a
         worker last at the end."""
         self._to_scan: list[str] = []
+        self._to_expect: list[str] = []
+        """Queues of schedules that have no requests yet: workers are to stand in for them, too."""
         self.requested: set[str] = set()
         """Queues that eMQP clients have sent requests to, in this run or an earlier one."""
         # Stored, so that after a restart requests in these queues still reach default workers.
@@ -291,9 +293,7 @@ class Broker:
             self.named[name] += 1
         if self.settings.default_queue in worker.queue_names:
             # Schedules send to queues that may have no consumer but this worker.
-            for schedule in self.hub.schedules.all():
-                if schedule.envelope.destination in self.requested:
-                    self.expect(schedule.envelope.destination)
+            self._to_expect = list(self.hub.schedules.destinations() & self.requested)
             self._scan_requested(self.context.now())
 
     def dismiss(self, worker: BrokerWorker) -> None:
@@ -352,15 +352,24 @@ class Broker:
         Requests get there without `expect` too: replayed, or given back by a consumer that left.
         """
         if self.stopping or not any(self._default_workers()):
-            self._to_scan = []
+            self._to_expect, self._to_scan = [], []
             return
         if not self._to_scan:
             self._to_scan = list(self.requested)
-        part, self._to_scan = self._to_scan[:_SCANNED], self._to_scan[_SCANNED:]
-        for destination in part:
-            if self._is_waiting(destination):
-                self._stand_in(destination)
-        pause_s = _SCAN_PAUSE_S if self._to_scan else _SCAN_S
+        for _ in range(_SCANNED):
+            if self._to_expect:
+                destination = self._to_expect.pop()
+                if destination in self.requested:
+                    self.expect(destination)
+            elif self._to_scan:
+                destination = self._to_scan.pop()
+                if self._is_waiting(destination):
+                    self._stand_in(destination)
+            else:
+                break
+            if self.hub.turns.is_over():
+                break
+        pause_s = _SCAN_PAUSE_S if self._to_expect or self._to_scan else _SCAN_S
         self.hub.call_at_least(self.default, now + pause_s, self._scan_requested)
 
     def _stand_in(self, destination: str) -> None:

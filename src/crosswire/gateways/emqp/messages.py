@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from crosswire.envelope import Envelope, Property
+from crosswire.error_texts import public_text
 from crosswire.errors import CallTimeout, CrosswireError, NoProvider, ProviderLost
 from crosswire.gateways.failures import code_of
 from crosswire.gateways.payloads import BYTES, JSON
@@ -162,7 +163,7 @@ def failure(error: str, attempts: int) -> bytes:
 def failure_of_call(error: CrosswireError, attempts: int) -> bytes:
     """The result for a failed call: the code where the hub has one, else the description."""
     named = isinstance(error, NoProvider | CallTimeout | ProviderLost)
-    return failure(code_of(error) if named else str(error), attempts)
+    return failure(code_of(error) if named else public_text(error), attempts)
 
 
 def without_times(headers: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from crosswire.bond import hub_module, marshal
 from crosswire.bond.schema import DecodeLimits, StructDef
 from crosswire.envelope import PROPERTIES, Property, check_properties
+from crosswire.error_texts import public_text
 from crosswire.errors import BondError, CrosswireError, InvalidEnvelope, ProviderFailed
 from crosswire.gateways import failures
 from crosswire.hub.attachment import Delivery
@@ -140,8 +141,8 @@ def text_of(error: CrosswireError) -> str:
 
     Bond has one code for several refusals of the hub, so their text begins with the hub's own.
     """
-    name = failures.code_of(error)
-    return f"{name}: {error}" if _CODES.get(name) is ErrorCode.INVALID_INVOCATION else str(error)
+    name, text = failures.code_of(error), public_text(error)
+    return f"{name}: {text}" if _CODES.get(name) is ErrorCode.INVALID_INVOCATION else text
 
 
 def code_of(error: CrosswireError) -> int:

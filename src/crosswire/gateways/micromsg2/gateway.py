@@ -30,7 +30,7 @@ from crosswire.errors import (
     ProviderFailed,
     TooLargeToSend,
 )
-from crosswire.gateways.failures import read_failure
+from crosswire.gateways.failures import for_peers, read_failure
 from crosswire.gateways.gateway import Gateway
 from crosswire.gateways.micromsg2.intake import ANSWER, MessageIntake
 from crosswire.gateways.micromsg2.messages import (
@@ -158,7 +158,7 @@ class MicroMsg2Gateway(Gateway):
     def _give_up(self, error: CrosswireError) -> None:
         """End the connection with an ERROR; events after it are dropped."""
         self._given_up = True
-        self.connection.fail(error)
+        self.connection.fail(for_peers(error))
         self.session.wake()
 
     def _on_command(self, event: Event) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from crosswire.commitlog.contract import Receipt
+from crosswire.error_texts import public_text
 from crosswire.errors import Forbidden, HubError, InvalidDestination, LinkStateError
 from crosswire.gateways.context import GatewayContext, Leftover
 from crosswire.gateways.gateway import HUB_SERVICES, Gateway
@@ -62,11 +63,11 @@ class RelinkGateway(Gateway):
         return self.connection
 
     @classmethod
-    def forget_revoked(
+    def revocations(
         cls, context: GatewayContext, is_revoked: Callable[[str, str], bool]
-    ) -> None:
+    ) -> Iterable[Callable[[], None]]:
         """Forget links, connected or not, that their users may no longer have."""
-        context.shared(Links).forget_revoked(is_revoked)
+        return context.shared(Links).revocations(is_revoked)
 
     def receive(self, events: list[Event]) -> None:
         """Pass events to the link's end; before there is one, answer the handshake."""
@@ -124,7 +125,7 @@ class RelinkGateway(Gateway):
                 return
             end = self._links.open(terms, self.peer, endpoint)
         except HubError as error:
-            self.connection.refuse(str(error))
+            self.connection.refuse(public_text(error))
             return
         if endpoint.name:
             # Relink has no answer to a subscription but the handshake's: it leaves after the
@@ -182,7 +183,7 @@ class RelinkGateway(Gateway):
             return
         self._links.forget(end)
         if not self.left and not self.connection.closed:
-            self.connection.refuse(str(receipt.error))
+            self.connection.refuse(public_text(receipt.error))
             self.session.wake()
 
     def _accept_new(self, end: LinkEnd) -> None:

@@ -22,6 +22,7 @@ from crosswire.errors import (
     TooLargeToSend,
 )
 from crosswire.gateways.context import GatewayContext
+from crosswire.gateways.failures import for_peers
 from crosswire.gateways.gateway import guarded
 from crosswire.gateways.relink.endpoints import Endpoint
 from crosswire.gateways.relink.link_records import (
@@ -214,7 +215,7 @@ class LinkEnd(ABC):
         gateway = self.gateway
         self.links.forget(self)
         if gateway is not None:
-            gateway.connection.fail(error)
+            gateway.connection.fail(for_peers(error))
             gateway.session.wake()
 
     def broken(self, error: Exception) -> None:  # noqa: ARG002  the hub has logged it

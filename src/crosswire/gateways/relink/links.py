@@ -254,15 +254,18 @@ class Links:
             cut.account.close()
         self._cut.clear()
 
-    def forget_revoked(self, is_revoked: Callable[[str, str], bool]) -> None:
-        """Forget the links that their users may no longer have, with their connections."""
+    def revocations(self, is_revoked: Callable[[str, str], bool]) -> Iterator[Callable[[], None]]:
+        """For each link what forgets it, with its connection, if its user may no longer have it."""
         for end in list(self._ends.values()):
-            connection = "" if end.gateway is None else end.gateway.id
-            if not is_revoked(end.head.principal, connection) and self._is_allowed(end):
-                continue
-            if end.gateway is not None:
-                end.gateway.give_way()
-            self.forget(end)
+            yield partial(self._revoke, end, is_revoked)
+
+    def _revoke(self, end: LinkEnd, is_revoked: Callable[[str, str], bool]) -> None:
+        connection = "" if end.gateway is None else end.gateway.id
+        if not is_revoked(end.head.principal, connection) and self._is_allowed(end):
+            return
+        if end.gateway is not None:
+            end.gateway.give_way()
+        self.forget(end)
 
     def _is_allowed(self, end: LinkEnd) -> bool:
         endpoint = end.endpoint

@@ -37,7 +37,7 @@ function showTiles(tiles, lake, disk) {
 
 function reportView(screen, last, path) {
   const how = [el("p", {}, "The hub does not run the pipeline. Where it is run, write the page into the hub's data directory:"),
-    el("pre", { class: "payload", tabindex: "0", "aria-label": "Commands" }, `crosswire pipeline run --input ${visible(path)} --output tables\ncrosswire report --input tables --output ${visible(last.path)}`)];
+    el("pre", { class: "payload", tabindex: "0", "aria-label": "Commands" }, `crosswire pipeline run --input ${visible(path) || "LAKE"} --output tables\ncrosswire report --input tables --output ${visible(last.path) || "DATA/report.html"}`)];
   if (!last.made) return el("div", {}, emptyState("There is no report yet."), how);
   const open = el("button", { type: "button", class: "primary", onclick: async () => {
     try {
