@@ -257,6 +257,11 @@ class Ledger:
         return serialize_block(runs), row - first_row
 
     @property
+    def open_runs(self) -> Sequence[LedgerRun]:
+        """Those of the open group, so far."""
+        return self._open
+
+    @property
     def open_bytes(self) -> int:
         """The size of the open group's block, roughly."""
         return _ROW_BYTES * (self.rows - self._sealed_count) + _RUN_BYTES * len(self._open)
