@@ -83,6 +83,7 @@ def damage_files(_folder: Path, rounds: int, seed: int) -> Findings:
     for outcome, count in sorted(result["outcomes"].items()):
         findings.add(outcome, count)
     findings.add("missing and reported", result["missing"])
+    findings.add("undetectable", len(result["undetectable"]))
     return findings
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from tests.campaigns.catalogue import CAMPAIGNS
 from tests.campaigns.page import PAGE, render
+from tests.campaigns.real_hubs import judge_soak
 from tests.campaigns.results import CampaignPart, append, read
 from tests.campaigns.runner import (
     Campaign,
@@ -134,6 +136,29 @@ def test_a_seed_that_was_never_run_can_not_be_run_again(tmp_path: Path) -> None:
 def test_what_is_lost_fails_a_run(tmp_path: Path) -> None:
     campaign = Campaign("kills", "none", 1, 1, lambda *_: Findings(rounds=1, lost=1))
     assert not run_campaign(campaign, 1, path=tmp_path / "results.jsonl")
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("more_a_second", "until_s", "is_wrong"),
+    [(20_000, 1700, False), (6_000, 3600, True), (100, 3600, False)],
+    ids=["caches that fill up", "15 bytes a message", "next to nothing"],
+)
+def test_memory_that_grows_after_caches_are_full_is_wrong(
+    more_a_second: int, until_s: int, is_wrong: bool
+) -> None:
+    random, findings = Random(1), Findings()
+    sizes = [120 * MIB + more_a_second * min(second, until_s) for second in range(3600)]
+    judge_soak([size + random.randint(0, 3 * MIB) for size in sizes], findings)
+    assert findings.wrong == is_wrong, findings.details
+
+
+def test_caches_may_fill_up_in_a_short_soak() -> None:
+    findings = Findings()
+    judge_soak([120 * MIB + 20_000 * second for second in range(1000)], findings)
+    assert (findings.wrong, findings.details["MiB more in the second half"]) == (0, 8.6)
 
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:

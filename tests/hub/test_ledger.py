@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from array import array
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from crosswire.envelope import Envelope, decode
 from crosswire.errors import RecordDamaged
-from crosswire.hub.ledger import Ledger, LedgerPeer, LedgerRun, Step, parse_block, serialize_block
+from crosswire.hub.ledger import (
+    NOBODY,
+    Ledger,
+    LedgerPeer,
+    LedgerRun,
+    Step,
+    parse_block,
+    serialize_block,
+)
 from crosswire.hub.policies import HubConfig, TopicPolicy
 from tests.hub.parties import Bench, Caller, Recorder, Server, publish, send
 
@@ -136,6 +146,26 @@ def test_recent_rows_are_bounded_and_come_back_after_a_restart() -> None:
     bench.kill()
     assert [row.step for row in bench.hub.trace(ids[0])] == ["accepted"]
     assert sum(len(run.ids) for run in bench.hub.ledger.runs()) <= 53
+
+
+def test_reasons_that_peers_give_are_bounded_in_memory() -> None:
+    ledger = Ledger(recent_bytes=1 << 20)
+
+    def allocated_bytes(after: int) -> int:
+        """With so many more refusals, each with a reason of its own."""
+        for number in range(after):
+            run = LedgerRun(1, 1 << 50, Step.REFUSED, "queue/q", NOBODY, 1, "", array("q", [1]))
+            run = msgspec.structs.replace(run, detail=f"{number:06}{'x' * 994}")
+            ledger.remember(1, serialize_block([run]))
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        empty, filled, longer = allocated_bytes(0), allocated_bytes(2000), allocated_bytes(6000)
+    finally:
+        tracemalloc.stop()
+    assert 1 << 19 < filled - empty < 3 << 19
+    assert longer - filled < 100_000, "it grows with the number of messages"
 
 
 def test_topics_that_are_not_durable_have_counts() -> None:

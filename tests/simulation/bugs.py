@@ -717,8 +717,8 @@ _REPLICAS: Final = [
         "self._next_id = 1",
     ),
     PlantedBug(
-        "replicas: go on after a conflict",
-        "Somebody else wrote: try the next number.",
+        "replicas: lead on without the log",
+        "The log will answer again.",
         Replica,
         "_watch",
         "if self.succession.is_overdue(silent_s):",
@@ -771,6 +771,7 @@ _REPLICAS: Final = [
         "_close_term",
         "    await hub.commits.flush()\n",
         "",
+        unseen="what is not committed was not confirmed: it is sent, or delivered, once more",
     ),
 ]
 
@@ -790,6 +791,7 @@ _MORE: Final = [
         "_advance",
         "            self._send(envelope.replace(native=native), now)\n            fired += 1",
         "            fired += 1\n            self._send(envelope.replace(native=native), now)",
+        unseen="no limit refuses what a schedule sends",
     ),
     PlantedBug(
         "staging: take all attempts of a batch",
@@ -800,8 +802,8 @@ _MORE: Final = [
         "return list(found.attempts.values())",
     ),
     PlantedBug(
-        "staging: commit what is not on the disk yet",
-        "It is staged.",
+        "staging: do not recognise a batch that is committed",
+        "Nobody commits a batch twice.",
         Staging,
         "commit",
         "if self.is_committed(owner, batch, run):",

@@ -62,7 +62,7 @@ FOUND: Final = [
             " and each.name != self.name",
             "",
         ),
-        99,
+        42,
         [
             Fault("damage at rest", 4.0, 1.1, 0.95),
             Fault("damage at rest", 9.0, 1.1, 0.95),
@@ -102,7 +102,7 @@ FOUND: Final = [
             "    for release in self.on_ended:\n        release()\n",
             "",
         ),
-        63,
-        [Fault("log outage", 10.045887, 5.519495, 0.228339)],
+        9,
+        [Fault("log outage", 6.0, 8.0, 0.23)],
     ),
 ]

@@ -15,16 +15,18 @@ import logging
 import multiprocessing
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from functools import partial
+from itertools import count, islice
 
 from crosswire import __version__
-from crosswire.testing.simulation.scenario import run_seed
+from crosswire.testing.simulation.scenario import has_lake, is_replicated, run_seed
 from tests.campaigns.results import CampaignPart, append, read, source_commit
 from tests.simulation.bugs import BUGS, PlantedBug, plant
 
 
-def caught_by(bug: PlantedBug, seeds: range) -> tuple[int, str] | None:
+def caught_by(bug: PlantedBug, seeds: Iterable[int]) -> tuple[int, str] | None:
     """The first of these seeds that shows it, and the violation; None if none does."""
     with plant(bug):
         for seed in seeds:
@@ -39,9 +41,7 @@ def try_bug(name: str, seeds: int) -> CampaignPart:
     logging.disable(logging.CRITICAL)  # what the faults do to programs and hubs
     bug = next(each for each in BUGS if each.name == name)
     began = time.perf_counter()
-    first = 3 if name.startswith("replicas:") else 1
-    step = 3 if name.startswith("replicas:") else 1
-    found = caught_by(bug, range(first, first + seeds * step, step))
+    found = caught_by(bug, list(islice(_seeds_for(name), seeds)))
     seed, violation = found or (0, "not caught")
     return CampaignPart(
         campaign="planted",
@@ -54,6 +54,13 @@ def try_bug(name: str, seeds: int) -> CampaignPart:
         wrong=int(found is None),
         details={"bug": name, "violation": _shortened(violation)},
     )
+
+
+def _seeds_for(name: str) -> Iterator[int]:
+    """Those in which there is what the bug is in."""
+    has_it = is_replicated if name.startswith("replicas:") else has_lake
+    is_anywhere = not name.startswith(("replicas:", "lake:"))
+    return (seed for seed in count(1) if is_anywhere or has_it(seed))
 
 
 def main(arguments: list[str] | None = None) -> int:

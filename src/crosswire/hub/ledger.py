@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from itertools import count, islice
+from sys import getsizeof
 from typing import Final
 
 import msgspec
@@ -40,6 +41,8 @@ _COLUMNS: Final = 11
 """Of a block, without words, ids and counts."""
 _ROW_BYTES: Final = 8
 _RUN_BYTES: Final = 64
+_RUN_MEMORY_BYTES: Final = 260
+"""Of a run of one row in memory, measured; a connection that nobody else names adds 100."""
 
 
 class Step(IntEnum):
@@ -163,14 +166,20 @@ class Ledger:
     """Collects the open group's runs, and keeps the most recent ones in memory.
 
     Steps are noted at once and count when their group is durable: until then they are in `_open`
-    or, once sealed, in `_sealed`, a list for each group. `recent_rows` bounds what is kept; `stamp`
-    makes a timestamp of the hub's time, both in µs.
+    or, once sealed, in `_sealed`, a list for each group. `recent_rows` bounds what is kept, and so
+    does `recent_bytes`, as peers choose reasons; `stamp` makes a timestamp of the hub's time, both
+    in µs.
     """
 
     def __init__(
-        self, recent_rows: int = 200_000, stamp: Callable[[int], int] | None = None
+        self,
+        recent_rows: int = 200_000,
+        stamp: Callable[[int], int] | None = None,
+        *,
+        recent_bytes: int = 64 << 20,
     ) -> None:
         self.recent_rows = recent_rows
+        self.recent_bytes = recent_bytes
         self.rows = 0
         """How many rows were noted since the start."""
         self.committed_runs: list[LedgerRun] = []
@@ -181,6 +190,7 @@ class Ledger:
         self._sealed_count = 0
         self._recent: deque[LedgerRun] = deque()
         self._recent_count = 0
+        self._recent_held = 0
 
     def note(
         self,
@@ -247,6 +257,11 @@ class Ledger:
         return serialize_block(runs), row - first_row
 
     @property
+    def open_runs(self) -> Sequence[LedgerRun]:
+        """Those of the open group, so far."""
+        return self._open
+
+    @property
     def open_bytes(self) -> int:
         """The size of the open group's block, roughly."""
         return _ROW_BYTES * (self.rows - self._sealed_count) + _RUN_BYTES * len(self._open)
@@ -289,8 +304,13 @@ class Ledger:
     def _remember(self, run: LedgerRun) -> None:
         self._recent.append(run)
         self._recent_count += len(run.ids)
-        while self._recent_count > self.recent_rows and len(self._recent) > 1:
-            self._recent_count -= len(self._recent.popleft().ids)
+        self._recent_held += _memory_bytes(run)
+        while (
+            self._recent_count > self.recent_rows or self._recent_held > self.recent_bytes
+        ) and len(self._recent) > 1:
+            oldest = self._recent.popleft()
+            self._recent_count -= len(oldest.ids)
+            self._recent_held -= _memory_bytes(oldest)
 
     # Queries.
 
@@ -328,6 +348,14 @@ class Ledger:
             if len(found) >= limit:
                 break
         return found[::-1]
+
+
+def _memory_bytes(run: LedgerRun) -> int:
+    """What a run takes in memory, roughly: names are shared, a reason is its own."""
+    size = _RUN_MEMORY_BYTES + _ROW_BYTES * len(run.ids)
+    if run.counts is not None:
+        size += _ROW_BYTES * len(run.counts)
+    return size + getsizeof(run.detail) if run.detail else size
 
 
 def serialize_block(runs: list[LedgerRun]) -> bytes:

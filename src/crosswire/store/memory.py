@@ -51,6 +51,11 @@ class MemoryDisk:
     def keys(self, keys: list[bytes]) -> None:
         self._keys = keys
 
+    @property
+    def synced_rows(self) -> Mapping[bytes, bytes]:
+        """What a power cut leaves."""
+        return self._synced
+
     def write(self, operations: list[Operation]) -> None:
         """Apply a group, unsynced. Raises StoreFull beyond `room_bytes`."""
         size_bytes = sum(len(key) + len(value) for key, value, _ in operations if value)

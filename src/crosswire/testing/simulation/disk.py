@@ -16,12 +16,15 @@ from crosswire.commitlog.local import Syncer
 from crosswire.errors import StoreError, StoreFailed, StoreFull
 from crosswire.store.damage import DamageList
 from crosswire.store.memory import MemoryDisk, Operation
-from crosswire.testing.simulation.durable import DurableMessages
+from crosswire.testing.simulation.durable import DurableMessages, MessageKey
 
 __all__ = ["SimulatedDisk", "VirtualSyncer"]
 
 _MESSAGES: Final = b"m"
 """How the keys of messages begin."""
+_DESTINATION: Final = 5
+"""How many bytes of such a key name the destination."""
+_FAILS_S: Final = (0.05, 0.5)
 _COPIES_LOST: Final = 0.7
 _MARK_LOST: Final = 0.9
 
@@ -41,6 +44,16 @@ class SimulatedDisk(MemoryDisk):
         self.durable = DurableMessages()
         self.changes = 0
         """How many times what it has was changed."""
+        self._doubled: list[tuple[MessageKey, bytes, bytes]] = []
+        self.is_slow_to_fail = False
+        """Whether a sync that fails takes as long as disks may try."""
+        self._stored: dict[tuple[bytes, MessageKey], bytes] = {}
+        """Under which key each message was synced last, by destination."""
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it would take what is written."""
+        return not (self.is_full or self.failing_writes or self.failing_syncs)
 
     def write(self, operations: list[Operation]) -> None:
         """Apply a group, unsynced. Raises StoreError."""
@@ -62,9 +75,32 @@ class SimulatedDisk(MemoryDisk):
     def apply_synced(self, operations: list[Operation]) -> None:
         """Make this group survive a power cut."""
         super().apply_synced(operations)
-        for _, value, _ in operations:
+        for key, value, _ in operations:
             if value is not None:
-                self.durable.note(value)
+                found = self.durable.note(value)
+                if key.startswith(_MESSAGES):
+                    self._note_stored(key, found)
+
+    def _note_stored(self, key: bytes, found: list[MessageKey]) -> None:
+        for message in found:
+            where = key[:_DESTINATION], message
+            before = self._stored.get(where, key)
+            if before != key:
+                self._doubled.append((message, before, key))
+            self._stored[where] = key
+
+    def doubled_messages(self) -> list[MessageKey]:
+        """Those that it has twice at their destination, with two ids; each is looked at once."""
+        doubled, self._doubled = self._doubled, []
+        rows = self.rows
+        # One of a group that failed is deleted by the group that stores it again.
+        return [message for message, one, other in doubled if one in rows and other in rows]
+
+    def stores(self, message: MessageKey) -> bool:
+        """Whether it has this message at its destination."""
+        return any(
+            key in self.rows for (_, stored), key in self._stored.items() if stored == message
+        )
 
     def damage(self, count: int, *, strength: float) -> list[bytes]:
         """Some stored messages can't be read any more, and files beside the store are lost; gives
@@ -125,9 +161,10 @@ class VirtualSyncer(Syncer):
     def order(self) -> None:
         """Sync later."""
         assert self._loop is not None
-        self._order = self._loop.call_later(
-            self._random.uniform(*self._disk.sync_s), self._sync_ordered
-        )
+        disk = self._disk
+        is_slow = disk.failing_syncs and disk.is_slow_to_fail
+        sync_s = self._random.uniform(*(_FAILS_S if is_slow else disk.sync_s))
+        self._order = self._loop.call_later(sync_s, self._sync_ordered)
 
     def _sync_ordered(self) -> None:
         self._order = None

@@ -43,6 +43,8 @@ class DurableMessages:
     def __contains__(self, key: object) -> bool:
         return key in self._keys
 
-    def note(self, data: bytes) -> None:
-        """These bytes are durable."""
-        self._keys.update(find_messages(data))
+    def note(self, data: bytes) -> list[MessageKey]:
+        """These bytes are durable; gives the messages that are in them."""
+        found = find_messages(data)
+        self._keys.update(found)
+        return found

@@ -304,6 +304,8 @@ class Injector:
         disk = self._machine(fault).disk
         self._observations.disturbed("hub")
         disk.failing_syncs = 1 + int(fault.strength * 4) if fault.strength < 0.5 else _ALL
+        # Before a disk reports an error it may try for long: more is collected meanwhile.
+        disk.is_slow_to_fail = int(fault.strength * 1000) % 2 == 0
 
         def recovered() -> None:
             self._observations.disturbed("hub")

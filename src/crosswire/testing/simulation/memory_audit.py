@@ -7,11 +7,11 @@ be reached from the hub: what grows in one that nobody thought of is found, too.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from crosswire.hub.attachment import Attachment
+from crosswire.hub.attachment import Attachment, Window
 from crosswire.hub.backlog.backlog import Backlog
 from crosswire.server.server import Server
 from crosswire.testing.simulation.world import World
@@ -78,6 +78,18 @@ class MemoryAudit:
         most = 2 * window + (len(backlog.consumers) + 1) * self._largest_bytes
         if size > most:
             self._world.violate(f"{backlog.title} has {size} bytes in memory, at most {most} fit")
+
+    def check_windows(self, server: Server, windows: Mapping[str, int]) -> None:
+        """Everything is settled: consumers have as much room again as they asked for, by host."""
+        hosts = {name: gateway.host for name, gateway in server.context.gateways.items()}
+        found: dict[str, set[Window]] = defaultdict(set)
+        for backlog in server.hub.backlogs():
+            for consumer in backlog.consumers:
+                found[hosts.get(consumer.peer.connection, "")].add(consumer.window)
+        for host, size in windows.items():
+            # Of two, one belongs to a connection whose end the hub has not noticed yet.
+            if len(found[host]) == 1 and (free := next(iter(found[host])).free) != size:
+                self._world.violate(f"the consumer on {host} has a window of {size}, {free} free")
 
     def check_end(self, server: Server) -> None:
         """All programs are gone for longer than the hub waits for them: nothing of them is left."""

@@ -7,8 +7,8 @@ everything must have been delivered.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Container, Iterable
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Container, Iterable
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -118,6 +118,8 @@ class Observations:
         self.damages = 0
         """How many times something was done to a disk at rest."""
         self._suspicions: list[tuple[str, str, float]] = []
+        self._refused: deque[tuple[MessageKey, float]] = deque()
+        """What producers were refused lately, and when."""
         self._consumers: dict[str, set[str]] = defaultdict(set)
 
     # What clients report.
@@ -139,6 +141,7 @@ class Observations:
     def refused(self, key: MessageKey) -> None:
         """The hub has reported that it did not take it."""
         self.lives[key].refused_at = self._world.now
+        self._refused.append((key, self._world.now))
         for reception in self._receptions_of(key):
             if reception.deliveries:
                 self._world.violate(f"the hub refused {key} after it had delivered it")
@@ -204,13 +207,7 @@ class Observations:
         if life is None:
             world.violate(f"{consumer} got {key}, which nobody sent")
             return
-        # A disk that fails to sync may keep what it was given, and a hub that crashes then had no
-        # time to delete it: nobody can promise that such a message is gone.
-        if life.refused_at is not None and not self._disturbances.happened(
-            ("crash",),
-            life.refused_at - self._settle_s,
-            life.refused_at + _LONGEST_FAULT_S,
-        ):
+        if self._is_gone(life):
             world.violate(f"{consumer} got {key}, which the hub had refused")
         if group.startswith("queue/") and key not in self._durable:
             world.violate(f"{consumer} got {key}, which is not durable")
@@ -242,6 +239,29 @@ class Observations:
             self._disturbances.happened(("network",), at - _LONGEST_FAULT_S, at + self._settle_s)
             and self._disturbances.happened(ends, at, at + self._disturbances.unnoticed_s)
         )
+
+    def _is_gone(self, life: _Life) -> bool:
+        """Whether the hub has refused it, and had time to delete it."""
+        # A disk that fails to sync may keep what it was given, and a hub that crashes then had no
+        # time to delete it: nobody can promise that such a message is gone.
+        return life.refused_at is not None and not self._disturbances.happened(
+            ("crash",),
+            life.refused_at - self._settle_s,
+            life.refused_at + _LONGEST_FAULT_S,
+        )
+
+    def check_refused(self, is_stored: Callable[[MessageKey], bool]) -> None:
+        """A hub that works deletes what it has refused. Each is looked at once."""
+        deleted_at = self._world.now - self._settle_s
+        while self._refused and self._refused[0][1] < deleted_at:
+            key, _ = self._refused.popleft()
+            if self._is_gone(self.lives[key]) and is_stored(key):
+                self._world.violate(f"the hub refused {key}, and keeps it on its disk")
+
+    def is_calm(self, who: str, for_s: float) -> bool:
+        """Whether nothing was done to it for so long."""
+        now = self._world.now
+        return not self._disturbances.happened((who,), now - for_s, now)
 
     def _check_attempt(
         self, key: MessageKey, consumer: str, reception: _Reception, attempt: int

@@ -35,6 +35,8 @@ STAGED: Final = "queue/staged"
 TICKS: Final = "queue/ticks"
 _ANSWER_S: Final = 10.0
 _AGAIN_S: Final = 0.5
+_LOST: Final = 0.1
+"""How many answers get lost on their way."""
 
 T = TypeVar("T")
 
@@ -76,6 +78,9 @@ class _Operator:
                     answer.set_result(result)
 
         process.loop.call_soon(lambda: process.start(work()))
+        if self._random.random() < _LOST:
+            await asyncio.sleep(_ANSWER_S)
+            raise _Unanswered
         try:
             async with asyncio.timeout(_ANSWER_S):
                 return await answer
@@ -100,7 +105,7 @@ class SimulatedStager(_Operator):
         owner = ProducerKey("", "stager")
         number = attempt = 0
         for batch in range(batches):
-            keys = []
+            keys, is_lost = [], False
             for _ in range(self._random.randint(1, 60)):
                 number += 1
                 keys.append(MessageKey(STAGED, self.name, number))
@@ -113,9 +118,11 @@ class SimulatedStager(_Operator):
                     break
                 except AttemptLost:
                     # What was staged before a crash, and not acknowledged, may be gone.
-                    continue
+                    is_lost = True
                 except BatchConflict:
                     # A part that comes too late: the commit was taken, its answer was lost.
+                    if is_lost:
+                        self._world.violate(f"batch {batch} was reported as lost, and is committed")
                     break
             self.expected[STAGED] = number
             for key in keys:

@@ -43,6 +43,11 @@ _RETAIN_S: Final = 8.0
 _UNANSWERED_S: Final = 2.0
 _LOG_ID: Final = b"simulated log id"
 _AGAIN_S: Final = 1.0
+_CLOCKS_S: Final = (0.0, 1.5, -1.5)
+"""How far the clocks of replicas are off: more than the time between two records."""
+_COPIES: Final = 2
+_SILENT_S: Final = 3 * TAKEOVER_S + 1.0
+"""A leader whose records the log has not confirmed for this long serves nobody any more."""
 
 
 class SimulatedServers(ModelServers):
@@ -262,6 +267,8 @@ class ReplicatedHub:
         self.machines: list[HubMachine] = list(self.replicas)
         self.on_role = _ignore
         self._prefixes = {each.host: _Prefix() for each in self.replicas}
+        for each, offset_s in zip(self.replicas, _CLOCKS_S, strict=True):
+            each.machine.wall_offset_s = offset_s
 
     @property
     def durable(self) -> DurableMessages:
@@ -303,6 +310,27 @@ class ReplicatedHub:
         for each in self.replicas:
             self._prefixes[each.host].check(self.world, self.log, each)
 
+    def check_terms(self) -> None:
+        """A leader without its log stops, and the log keeps what too few replicas have."""
+        for each in self.replicas:
+            server, process = each.serving, each.process
+            if server is None or server.replica is None or process is None:
+                continue
+            commits = server.replica.commits
+            if commits is None or process.paused_until > self.world.now - 1.0:
+                continue
+            silent_s = each.machine.monotonic() - commits.confirmed_at
+            if silent_s > _SILENT_S:
+                self.world.violate(f"{each.host} leads, and the log is silent for {silent_s:.1f} s")
+
+    def check_trimmed(self) -> None:
+        """What was removed from the log is on the disks of enough replicas."""
+        records = self.log.history.records
+        removed = records[0].number - 1 if records else 0
+        holders = [each.host for each in self.replicas if _synced_record(each) >= removed]
+        if len(holders) < _COPIES:
+            self.world.violate(f"the log begins after record {removed}, and only {holders} have it")
+
     def is_equal(self) -> bool:
         """Whether all replicas have everything but the last record, which the next one proves."""
         newest = len(self.log.archive)
@@ -327,6 +355,11 @@ class ReplicatedHub:
                 f"replicas lag, though all faults have ended: the log has"
                 f" {len(self.log.archive)}, {', '.join(positions)}"
             )
+
+
+def _synced_record(replica: ReplicaMachine) -> int:
+    """The last record that a loss of power leaves it."""
+    return int.from_bytes(replica.disk.synced_rows.get(LOG_POSITION, b"")[16:24])
 
 
 def _term(server: Server) -> int:

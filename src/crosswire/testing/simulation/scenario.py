@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from crosswire.hub.ledger import LedgerRun
 from crosswire.hub.policies import QueuePolicy, Retry, TopicPolicy
 from crosswire.testing.simulation.audit import Audit
 from crosswire.testing.simulation.clients import (
@@ -35,7 +36,7 @@ from crosswire.testing.simulation.faults import (
     draw_plan,
 )
 from crosswire.testing.simulation.files import SimulatedFiles
-from crosswire.testing.simulation.hub import HubGroup, LocalHub
+from crosswire.testing.simulation.hub import HubGroup, HubMachine, LocalHub
 from crosswire.testing.simulation.memory_audit import MemoryAudit
 from crosswire.testing.simulation.observations import Observations
 from crosswire.testing.simulation.operators import (
@@ -47,8 +48,9 @@ from crosswire.testing.simulation.operators import (
 from crosswire.testing.simulation.programs import ProgramHost
 from crosswire.testing.simulation.replicas import ReplicatedHub
 from crosswire.testing.simulation.world import SimulatedProcess, World
+from crosswire.wire.relink.frames import RelinkLimits
 
-__all__ = ["SeedOutcome", "run_quietly", "run_seed"]
+__all__ = ["SeedOutcome", "has_lake", "is_replicated", "run_quietly", "run_seed"]
 
 _HOSTS: Final = ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
 _REPLICATED_EVERY: Final = 3
@@ -58,6 +60,9 @@ _WORK_S: Final = (0.01, 0.02, 0.2)
 """What consumers need for some messages: those that need long have several when they leave."""
 _WATCH_S: Final = 0.25
 _MEMORY_S: Final = 0.5
+_LINK_WINDOW: Final = RelinkLimits().window
+_COMMITTED_S: Final = 2.0
+"""Whatever has changed is in a commit group that is sealed within this time, without faults."""
 _RESTARTED_S: Final = 30.0
 _FAULTS_S: Final = 15.0
 _SETTLED_S: Final = 5.0
@@ -104,6 +109,20 @@ def run_seed(seed: int, plan: FaultPlan | None = None) -> SeedOutcome:
             gc.enable()
 
 
+def is_replicated(seed: int) -> bool:
+    """Whether the hub of this seed has replicas."""
+    return seed % _REPLICATED_EVERY == 0
+
+
+def has_lake(seed: int) -> bool:
+    """Whether the hub of this seed writes a lake: what is drawn first."""
+    return _choices(seed).random() < _LAKES
+
+
+def _choices(seed: int) -> Random:
+    return Random(seed ^ 0x5EED)
+
+
 def run_quietly(seed: int) -> SeedOutcome:
     """Like `run_seed`, without what programs and hubs log about the faults: thousands of lines that
     nobody reads."""
@@ -117,10 +136,10 @@ class _Scenario:
     def __init__(self, seed: int, plan: FaultPlan | None) -> None:
         self.seed = seed
         self.world = world = World(seed)
-        self.choices = Random(seed ^ 0x5EED)
+        self.choices = _choices(seed)
         self.replicated: ReplicatedHub | None = None
         self.hub: HubGroup
-        if seed % _REPLICATED_EVERY == 0:
+        if is_replicated(seed):
             self.hub = self.replicated = ReplicatedHub(world, _HOSTS)
             self.replicated.on_role = self._on_role
         else:
@@ -146,6 +165,10 @@ class _Scenario:
         lake = None if self.folder is None else self.folder / "lake"
         self.audit = Audit(world, self.hub, self.seen, max_attempts=_MAX_ATTEMPTS, lake=lake)
         self.memory = MemoryAudit(world)
+        self._windows: dict[str, int] = {}
+        """Of consumers, by host."""
+        self._waiting_step: tuple[LedgerRun, float] | None = None
+        """The first step that is in no commit group of a hub alone, and since when."""
         self.hosts: dict[str, ProgramHost] = {}
         """Programs that may end and be started again: those that have nothing to remember."""
         self._programs: list[ProgramHost] = []
@@ -199,7 +222,7 @@ class _Scenario:
                 window = choices.choice((1, 4, 32))
                 name, host = f"consumer-{index}-{other}", f"10.0.2.{index}{other}"
                 work_s = choices.choice(_WORK_S)
-                at_once = choices.choice((1, 1, 1, window))
+                at_once = choices.choice((1, 1, window, window))
                 self._start(
                     SimulatedConsumer, name, host, queue, "", window, refusing, work_s, at_once
                 )
@@ -248,6 +271,9 @@ class _Scenario:
         if kind is SimulatedLinkProducer:
             protocol = "relink"
         self.world.note(f"{name} speaks {protocol} from {host}: {arguments}")
+        if kind is SimulatedConsumer:
+            # A Relink link has the hub's own window.
+            self._windows[host] = _LINK_WINDOW if protocol == "relink" else arguments[2]
 
         def run(process: SimulatedProcess) -> Coroutine[Any, Any, None]:
             program = kind(process, protocol, self.hub, self.seen)
@@ -266,14 +292,47 @@ class _Scenario:
 
     def _watch(self) -> None:
         replicated = self.replicated
-        if replicated is not None:
+        if replicated is None:
+            self._watch_disk()
+        else:
             replicated.check_prefixes()
+            replicated.check_terms()
+            if not self.seen.damages:
+                replicated.check_trimmed()
             if replicated.leaders > 1:
                 self.injector.counts["two leaders"] = self.injector.counts.get("two leaders", 0) + 1
             if not replicated.is_steady():
                 # Until a leader notices that it was replaced, it hands out what others get, too.
                 self.seen.disturbed("hub")
         self.world.at(self.world.now + _WATCH_S, self._watch)
+
+    def _watch_disk(self) -> None:
+        """No message is stored twice, and nothing waits for a commit that nobody begins."""
+        machine, world = self.hub.machines[0], self.world
+        for key in machine.disk.doubled_messages()[:1]:
+            world.violate(f"{key} was stored twice")
+        server = machine.serving
+        if server is not None and server.hub.store.last_error is None:
+            self.seen.check_refused(machine.disk.stores)
+        elif server is not None and machine.disk.is_well and self._is_undisturbed(machine):
+            world.violate("the disk is well, and the hub has not tried again to write")
+        # What is noted in the ledger first, if it is in no group yet.
+        step = None if server is None else next(iter(server.hub.ledger.open_runs), None)
+        if step is None or not self._is_undisturbed(machine):
+            self._waiting_step = None
+        elif self._waiting_step is None or self._waiting_step[0] is not step:
+            self._waiting_step = step, world.now
+        elif world.now - self._waiting_step[1] > _COMMITTED_S:
+            world.violate(
+                f"what happened to messages of {step.destination} has waited for a commit since"
+                f" {self._waiting_step[1]:.3f} s"
+            )
+
+    def _is_undisturbed(self, machine: HubMachine) -> bool:
+        """Whether nothing was done to it for longer than a commit, or another attempt, takes."""
+        process, since = machine.process, self.world.now - _COMMITTED_S
+        is_awake = process is not None and process.paused_until < since
+        return is_awake and self.seen.is_calm("hub", _COMMITTED_S)
 
     def _watch_memory(self) -> None:
         server = self.hub.serving
@@ -298,6 +357,9 @@ class _Scenario:
             for each in self.operators:
                 self.audit.expected.update(each.expected)
             self.audit.check_end()
+            server = self.hub.serving
+            if server is not None:
+                self.memory.check_windows(server, self._windows)
             if self.replicated is not None:
                 # Standbys follow within a few polls.
                 world.run(world.now + _RESTARTED_S, self.replicated.is_equal)
