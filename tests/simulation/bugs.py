@@ -184,7 +184,7 @@ _COMMIT: Final = [
         "_continue",
         "self._timer = self._timer or self._loop.call_later(_RETRY_S, self._begin)",
         "pass",
-        unreached="a hub with producers only: whatever a consumer does is tried again, too",
+        unreached="nobody who uses the hub after the failure: every call begins a commit",
     ),
     PlantedBug(
         "save one backlog in a group",
