@@ -136,10 +136,13 @@ def _planted(parts: Sequence[CampaignPart]) -> str:
     missed = [part for part in tried if part.wrong]
     if missed:
         rows += ["", "Not caught:", ""]
-        rows += [f"- {part.details['bug']} (in {part.rounds} seeds)" for part in missed]
+        reasons = {bug.name: f"; it would take {bug.unreached}" for bug in BUGS if bug.unreached}
+        for part in missed:
+            name = str(part.details["bug"])
+            rows.append(f"- {name} (in {part.rounds} seeds{reasons.get(name, '')})")
     unseen = [bug for bug in BUGS if bug.unseen]
     if unseen:
-        rows += ["", "Planted, and not counted, as nobody can see them:", ""]
+        rows += ["", "Planted, and not counted, as they break no promise:", ""]
         rows += [f"- {bug.name}: {bug.unseen}" for bug in unseen]
     return "\n".join(rows)
 

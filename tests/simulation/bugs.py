@@ -65,7 +65,9 @@ class PlantedBug(NamedTuple):
     old: str
     new: str
     unseen: str = ""
-    """Why nobody can see it, if that is so: it is planted, and not counted."""
+    """Why it breaks no promise, if that is so: it is planted, and not counted."""
+    unreached: str = ""
+    """What the simulation would need to show it, if that is known."""
 
 
 @contextmanager
@@ -182,6 +184,7 @@ _COMMIT: Final = [
         "_continue",
         "self._timer = self._timer or self._loop.call_later(_RETRY_S, self._begin)",
         "pass",
+        unreached="nobody who uses the hub after the failure: every call begins a commit",
     ),
     PlantedBug(
         "save one backlog in a group",
@@ -564,6 +567,7 @@ _GATEWAYS: Final = [
         "_settle",
         "subscription.settling.update(dict.fromkeys(ids))",
         "subscription.settling = dict.fromkeys(ids)",
+        unreached="a client with several requests to settle at a time, which ours never has",
     ),
     PlantedBug(
         "MicroMsg2: acknowledge before the commit",
@@ -596,6 +600,7 @@ _GATEWAYS: Final = [
         "_send",
         "while index < end and len(run) < credit:",
         "while index < end:",
+        unreached="messages of several frames, above 1 MiB",
     ),
     PlantedBug(
         "Relink: acknowledge after the write",
