@@ -284,7 +284,7 @@ class TestResults:
                 await raw.job()
                 raw.session.transport.abort()
             await client.receipt()
-            expected = {"error": "the worker left before it answered", "attempts": 1}
+            expected = {"error": "provider_lost", "attempts": 1}
             assert await client.result() == (msgid, expected)
 
     async def test_a_consumer_without_results_answers_true(self, server: Server) -> None:

@@ -16,7 +16,14 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from crosswire.envelope import Envelope
-from crosswire.errors import CallTimeout, Forbidden, HubError, ProviderFailed, TooLargeToSend
+from crosswire.errors import (
+    CallTimeout,
+    Forbidden,
+    HubError,
+    ProviderFailed,
+    ProviderLost,
+    TooLargeToSend,
+)
 from crosswire.gateways.context import GatewayContext
 from crosswire.gateways.emqp.broker import AssignedJob
 from crosswire.gateways.emqp.gateway import EmqpGateway
@@ -28,6 +35,7 @@ from crosswire.gateways.emqp.messages import (
     call_headers,
     content_type_of,
     failure,
+    failure_of_call,
     foreign_headers,
     is_timeout,
     read_options,
@@ -475,7 +483,12 @@ class WorkerGateway(EmqpGateway):
         final = self._is_final(job, options, lost)
         # The client gets an answer only when no further attempt will be made.
         if final and options.wants_reply:
-            self.broker.answer(job.envelope, failure(cause, job.attempt))
+            result = (
+                failure_of_call(ProviderLost(cause), job.attempt)
+                if lost
+                else failure(cause, job.attempt)
+            )
+            self.broker.answer(job.envelope, result)
         if source is not None:
             if lost and not final:
                 self.broker.give_back(job)
