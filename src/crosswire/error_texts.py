@@ -10,8 +10,8 @@ __all__ = ["public_text"]
 def public_text(error: Exception) -> str:
     """What peers, and users who don't administer the hub, get of an error.
 
-    Errors of the disk name files of the server, and quote errors of its engine and of the file
-    system: that is for operators, in the log and over HTTP.
+    Errors of the disk name files of the server, and quote its engine or the file system: that is
+    for operators, in the log and over HTTP.
     """
     if isinstance(error, StoreFull):
         return "there is no room on the disk"

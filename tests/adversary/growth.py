@@ -375,6 +375,30 @@ def many_queues(size: int) -> Attack:
     return attack
 
 
+def many_topics(size: int, count: int) -> Attack:
+    """Patterns over as many topics, each subscribed to from the beginning, with a name and
+    without."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        with ExitStack() as stack:
+            peer = connect(stack, target, 1)[0]
+            for number in range(size):
+                request(peer, "$publish", destination=f"topic/many/{number}/x", text="x")
+            peer.answers(size)
+            run = token_hex(4)
+            yield
+            for number in range(count):
+                options: dict[str, object] = {"from": "earliest", "window": 1}
+                if number % 2:
+                    options["name"] = f"{run}-{number}"
+                pattern = ("topic/#", f"topic/+/{number}/+", "topic/many/+/y", "topic/+/+/x")
+                request(peer, "$subscribe", destination=pattern[number // 2 % 4], **options)
+            peer.send()
+            peer.answers(count)
+
+    return attack
+
+
 def held(target: MeasuredTarget, stack: ExitStack, size: int, queue: str) -> tuple[Any, list[int]]:
     """A consumer that holds `size` messages, and their ids."""
     producer, consumer = connect(stack, target, 2)
@@ -539,6 +563,7 @@ SHORT: dict[str, Attack] = {
     "fan-out": fan_out(1 << 19, 100),
     "backlog": backlog(5_000),
     "many-queues": many_queues(2_000),
+    "many-topics": many_topics(2_000, 40),
     "leases": leases(10_000),
     "settled": settled(10_000, refused=False),
     "refused": settled(10_000, refused=True),
@@ -567,6 +592,7 @@ FULL: dict[str, Attack] = {
     "fan-out": fan_out(1 << 20, 200),
     "backlog": backlog(20_000),
     "many-queues": many_queues(10_000),
+    "many-topics": many_topics(20_000, 40),
     "leases": leases(60_000),
     "settled": settled(60_000, refused=False),
     "refused": settled(60_000, refused=True),

@@ -304,7 +304,6 @@ PEER_ATTACKS: dict[str, Attack] = {
     "single-acknowledgements": single_acknowledgements(10_000),
     "filtered-subscriptions": filtered_subscriptions(300),
     "first-flights": first_flights(300),
-    "second-flights": second_flights(300),
     "long-heads": long_heads(20),
     "half-closed": half_closed(300),
     "revoked": revoked(300),

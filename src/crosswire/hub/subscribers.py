@@ -21,6 +21,7 @@ from crosswire.hub.core import Core
 from crosswire.hub.filters import Predicate
 from crosswire.hub.ledger import LedgerPeer, Step
 from crosswire.hub.pattern_index import PatternIndex
+from crosswire.hub.topic_reads import read_topics
 from crosswire.hub.topics import KnownTopics, Topic
 from crosswire.store.contract import Page
 
@@ -167,22 +168,36 @@ class Subscriber(Attachment):
             self._is_reading = True
             self._report_gap()
             try:
-                self._core.store.read(
+                read_topics(
+                    self._core,
+                    self,
                     self._topics.numbers(self.pattern),
                     after=self.position,
                     upto=upto,
                     count=min(self.window.free, _PAGE),
                     done=self._read,
+                    failed=self._read_failed,
                 )
             except Exception:
-                self._is_reading = False
-                self._core.read_again(self)
+                self._read_failed()
                 raise
         if self.is_lagging and self.position >= self.missed:
             self.is_lagging = False
 
+    def _read_failed(self) -> None:
+        self._is_reading = False
+        self._core.read_again(self)
+
     def _read(self, page: Page) -> None:
         self._is_reading = False
+        if not self.is_open:
+            return
+        room = self.window.free
+        if len(page.records) > room:
+            # Others that share the window took some of its room since this was asked for.
+            if room <= 0:
+                return
+            page = Page(page.records[:room], page.records[room - 1][1])
         deliveries = []
         for number, identifier, record in page.records:
             envelope = self._core.damage.decode_or_set_aside(number, identifier, record)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -11,7 +11,6 @@ import msgspec
 from crosswire.envelope import MICROSECONDS
 from crosswire.errors import RecordDamaged
 from crosswire.hub.core import Core
-from crosswire.hub.pattern_index import pattern_test
 from crosswire.hub.policies import TopicPolicy
 from crosswire.store.records import Count, reader
 
@@ -42,6 +41,7 @@ class Topic:
     def __init__(self, core: Core, destination: str, policy: TopicPolicy) -> None:
         self.destination = destination
         self.name = destination.removeprefix("topic/")
+        self.levels = tuple(self.name.split("/"))
         self.policy = policy
         self.number = core.store.number(destination)
         self.reclaimed = core.floors.of(self.number)
@@ -168,6 +168,25 @@ class Topic:
         return found
 
 
+def _matching(pattern: str, topics: Iterable[Topic]) -> list[Topic]:
+    """Those that a pattern matches. By one pass for each level that has a name: there may be tens
+    of thousands of topics, and to try each of them in a call takes several times as long."""
+    levels = pattern.split("/")
+    if levels[0] in ("+", "#"):
+        topics = [topic for topic in topics if not topic.name.startswith("$")]
+    if levels[-1] == "#":
+        levels.pop()
+        count = len(levels)
+        found = [topic for topic in topics if len(topic.levels) >= count]
+    else:
+        count = len(levels)
+        found = [topic for topic in topics if len(topic.levels) == count]
+    for depth, level in enumerate(levels):
+        if level != "+":
+            found = [topic for topic in found if topic.levels[depth] == level]
+    return found
+
+
 class KnownTopics:
     """All topics by destination, and which of them a pattern matches."""
 
@@ -193,8 +212,7 @@ class KnownTopics:
         if cached is not None and cached[0] == self._version:
             return cached[1]
         if "+" in pattern or "#" in pattern:
-            is_match = pattern_test(pattern)
-            found = [topic for topic in topics.values() if is_match(topic.name)]
+            found = _matching(pattern, topics.values())
         else:
             found = [topics[name] for name in (f"topic/{pattern}",) if name in topics]
         if len(self._matching) > _CACHED_PATTERNS:

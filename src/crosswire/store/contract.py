@@ -46,7 +46,7 @@ from crosswire.store.recovery import (
     Removals,
 )
 
-__all__ = ["Page", "Store", "StoreLimits", "View"]
+__all__ = ["MergedPage", "Page", "Store", "StoreLimits", "View"]
 
 _TRIM_EVERY: Final = 64
 _ROOM_S: Final = 0.1
@@ -279,6 +279,10 @@ class Store(RecoveredEngine):
         before it returns; one that asks over a network would not.
         """
         done(read_page(self._scan, numbers, after, upto, count, size_bytes))
+
+    def merged_page(self, *, after: int, upto: int, count: int, size_bytes: int) -> MergedPage:
+        """Like `read`, for many destinations: the caller adds them some at a time."""
+        return MergedPage(self._scan, after, upto, count, size_bytes)
 
     def last_id(self, number: int, upto: int = MAX_ID) -> int:
         """The highest id up to this one that is committed at a destination, 0 for none."""
@@ -551,21 +555,43 @@ def read_page(
     """A page over several destinations ends where all of them together fill it."""
     if len(numbers) == 1:
         return _page(scan, numbers[0], after, upto, count, size_bytes)
-    last, total = upto, 0
-    records: list[tuple[int, int, bytes]] = []
+    merged = MergedPage(scan, after, upto, count, size_bytes)
     for number in numbers:
-        page = _page(scan, number, after, last, count, size_bytes)
-        last = page.last
-        records += page.records
-        total += sum([len(record[2]) for record in page.records])
-        if len(records) > count or total > size_bytes:
-            records.sort(key=_by_id)
-            records, total = _beginning(records, last, count, size_bytes)
-            last = min(last, records[-1][1])
-    records.sort(key=_by_id)
-    if records and records[-1][1] > last:
-        records, _ = _beginning(records, last, count, size_bytes)
-    return Page(records, last)
+        merged.add(number)
+    return merged.page()
+
+
+class MergedPage:
+    """A page over several destinations, which are added one by one."""
+
+    def __init__(self, scan: _Scan, after: int, upto: int, count: int, size_bytes: int) -> None:
+        self._scan = scan
+        self._after = after
+        self._last = upto
+        self._count = count
+        self._size_bytes = size_bytes
+        self._records: list[tuple[int, int, bytes]] = []
+        self._total = 0
+
+    def add(self, number: int) -> None:
+        """Read one destination, as far as the page can go with those before it."""
+        count, size_bytes = self._count, self._size_bytes
+        page = _page(self._scan, number, self._after, self._last, count, size_bytes)
+        self._last = page.last
+        self._records += page.records
+        self._total += sum([len(record[2]) for record in page.records])
+        if len(self._records) > count or self._total > size_bytes:
+            self._records.sort(key=_by_id)
+            self._records, self._total = _beginning(self._records, self._last, count, size_bytes)
+            self._last = min(self._last, self._records[-1][1])
+
+    def page(self) -> Page:
+        """What was found, in order of ids."""
+        records, last = self._records, self._last
+        records.sort(key=_by_id)
+        if records and records[-1][1] > last:
+            records, _ = _beginning(records, last, self._count, self._size_bytes)
+        return Page(records, last)
 
 
 def _beginning(

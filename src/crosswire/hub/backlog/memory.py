@@ -26,6 +26,7 @@ from crosswire.hub.core import Core
 from crosswire.hub.cursor import Cursor, UnsettledMessage
 from crosswire.hub.ledger import LedgerPeer, Step
 from crosswire.hub.policies import Retry
+from crosswire.hub.topic_reads import read_topics
 from crosswire.store.contract import Page
 
 __all__ = ["PAGE", "BacklogMemory", "BacklogOwner"]
@@ -101,6 +102,7 @@ class BacklogMemory:
         window_messages: int,
         window_bytes: int,
     ) -> None:
+        self._is_forgotten = False
         self.numbers: list[int] = []
         """The destinations whose logs are read."""
         self.loaded = cursor.upto
@@ -201,6 +203,7 @@ class BacklogMemory:
 
     def forget(self) -> None:
         """Drop everything: the queue or subscription is deleted."""
+        self._is_forgotten = True
         self.grow(-self.size_bytes, -len(self.items))
         self.held_bytes = 0
         self.items.clear()
@@ -250,13 +253,15 @@ class BacklogMemory:
 
     def fill(self) -> None:
         """Read more while there is room. Raises what the store raises; then it is read later."""
-        if self.loaded >= self.visible or self._owner.stopped:
+        if self.loaded >= self.visible or self._owner.stopped or self._is_forgotten:
             return
         self._owner.before_read()
         while self._needs_read():
             self._is_reading = True
             try:
-                self._core.store.read(
+                read_topics(
+                    self._core,
+                    self._owner,
                     self.numbers,
                     after=self.loaded,
                     upto=min(self.visible, self._commits.committed_id),
@@ -267,12 +272,16 @@ class BacklogMemory:
                     ),
                     size_bytes=max(min(_PAGE_BYTES, self.window_bytes - self.waiting_bytes), 1),
                     done=self._add_page,
+                    failed=self._read_failed,
                 )
             except Exception:
-                # Nothing was read, and no other event would start this read again.
-                self._is_reading = False
-                self._core.read_again(self._owner)
+                self._read_failed()
                 raise
+
+    def _read_failed(self) -> None:
+        # Nothing was read, and no other event would start this read again.
+        self._is_reading = False
+        self._core.read_again(self._owner)
 
     def read_upto(self, identifier: int) -> None:
         """Read up to this id, beyond the limits of the window if need be."""
@@ -287,6 +296,9 @@ class BacklogMemory:
 
     def _add_page(self, page: Page) -> None:
         self._is_reading = False
+        if self._is_forgotten:
+            # While the page was being read.
+            return
         settled_later = self._cursor.later
         attempts = self._cursor.refused_later
         for number, identifier, record in page.records:
