@@ -75,6 +75,8 @@ def damage_files(_folder: Path, rounds: int, seed: int) -> Findings:
     """Bits are flipped, pieces and whole files lost, in every kind of file of stopped hubs."""
     command = [sys.executable, "-m", "tests.store.damage", f"--cases={rounds}", f"--seed={seed}"]
     done = subprocess.run([*command, "--jobs=1", "--json"], capture_output=True, text=True)
+    if not done.stdout:
+        raise RuntimeError(f"nothing was judged: {done.stderr[-1000:]}")
     result = json.loads(done.stdout)
     findings = Findings(rounds=result["cases"], wrong=len(result["failing"]))
     for line in result["failing"]:

@@ -32,7 +32,17 @@ from crosswire.wire.contract import ConnectionClosed, ConnectionFailed
 from crosswire.wire.emp.connection import EmpConnection, State
 from crosswire.wire.emp.events import RequestReceived, ResponseReceived
 
-__all__ = ["Delivered", "Emp", "Exited", "Hub", "HubLost", "Stuck", "run_command", "warm_up"]
+__all__ = [
+    "Delivered",
+    "Emp",
+    "Exited",
+    "Hub",
+    "HubLost",
+    "Stuck",
+    "end_with_parent",
+    "run_command",
+    "warm_up",
+]
 
 LISTENERS: Final = ("emp", "http", "relink")
 OTHERS: Final = (
@@ -160,11 +170,16 @@ def _text(path: Path) -> str:
         return ""
 
 
+def end_with_parent() -> None:
+    """For a fork: SIGKILL when the process that made it ends, however that ends."""
+    _PRCTL(_DIE_WITH_PARENT, signal.SIGKILL)
+
+
 def _run(arguments: Sequence[str], stdout: Path, stderr: Path) -> NoReturn:
     """What the child does: all that an interpreter does with the installed program."""
     code = 1
     try:
-        _PRCTL(_DIE_WITH_PARENT, signal.SIGKILL)
+        end_with_parent()
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(os.open(stdout, flags), 1)

@@ -23,7 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from crosswire.client.native.relink import RelinkClient
-from tests.store.damage.hubs import Delivered, Emp, Hub
+from tests.store.damage.hubs import Delivered, Emp, Hub, end_with_parent
 
 __all__ = ["REFERENCES", "Reference", "Truth", "copy_tree", "digest", "key_of", "make"]
 
@@ -334,6 +334,8 @@ class _Maker:
         self.link = os.fork()
         if not self.link:
             try:
+                # It has the output of this process, whose reader would wait for both.
+                end_with_parent()
                 asyncio.run(_hold_link(port, count, writing))
             finally:
                 os._exit(0)
