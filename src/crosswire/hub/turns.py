@@ -246,7 +246,8 @@ class Turns:
 
     def plan(self, write: Callable[[], None]) -> None:
         """Have this called at the end of the turn, or before that by `run_planned`."""
-        self.enter()
+        if self._began is None:
+            self.enter()
         if not self._planned:
             assert self._loop is not None
             self._loop.call_soon(self.run_planned)
