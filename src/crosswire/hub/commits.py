@@ -420,12 +420,12 @@ class CommitPath:
             self._timer = None
         if self._flight is not None or self._is_closed or self._loop is None:
             return
-        if self.group.is_large and not self._has_own_turn and not self._sealed:
+        store = self._store
+        if store.group.is_large and not self._has_own_turn and not self._sealed:
             self._is_scheduled = self._has_own_turn = True
             self._own_turn.later(_LARGE_S)
             return
         self._has_own_turn = False
-        store = self._store
         if store.last_error is not None and not store.mend():
             # Not sealed: the open group keeps growing until the engine can be opened again.
             self._timer = self._loop.call_later(_RETRY_S, self._begin)
@@ -467,7 +467,7 @@ class CommitPath:
         """What was collected meanwhile is the next group."""
         if self._loop is None or self._flight is not None or self._is_closed:
             return
-        group = self.group
+        group = self._store.group
         if error is not None:
             self._timer = self._timer or self._loop.call_later(_RETRY_S, self._begin)
         elif group.urgent or group.has_changes:
