@@ -518,7 +518,10 @@ class Session(asyncio.Protocol):
         if connection.wants_data == self._reading_paused or self._unread:
             self._steer_reading()
         deadline = connection.next_deadline()
-        if deadline is None or self._timer is None or deadline < self._timer_at:
+        if deadline is None:
+            if self._timer is not None:
+                self._cancel_timer()
+        elif self._timer is None or deadline < self._timer_at:
             self._arm_timer(deadline)
 
     def _write(self, chunks: list[bytes | memoryview]) -> None:
@@ -647,19 +650,15 @@ class Session(asyncio.Protocol):
         else:
             self.transport.abort()
 
-    def _arm_timer(self, deadline: float | None) -> None:
-        """Set the timer for an earlier deadline only; without any, cancel it.
+    def _arm_timer(self, deadline: float) -> None:
+        """Set the timer, for an earlier deadline than it has.
 
         Every read moves the deadline of a ping: the timer that runs fires, finds nothing due, and
         is set anew, which is cheaper than a cancelled timer for each read.
         """
-        if deadline is None:
-            if self._timer is not None:
-                self._cancel_timer()
-        elif self._timer is None or deadline < self._timer_at:
-            self._cancel_timer()
-            self._timer_at = deadline
-            self._timer = self._loop.call_at(deadline, self._on_timer)
+        self._cancel_timer()
+        self._timer_at = deadline
+        self._timer = self._loop.call_at(deadline, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None

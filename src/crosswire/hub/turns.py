@@ -43,8 +43,9 @@ after it, so turns are longer than this, and parts must be much shorter."""
 QUANTUM_S: Final = TURN_S / 4
 """How long one peer is served before others that wait."""
 
-_SHORT_S: Final = TURN_S / 16
-"""Turns of this length together are measured by one look at the thread's clock, a system call."""
+_SHORT_S: Final = QUANTUM_S
+"""Turns of this length together are measured by one look at the thread's clock, a system call: as
+long as several messages that come one by one."""
 _RECENT: Final = 0.9
 """How much of what is known of earlier turns counts beside one more."""
 

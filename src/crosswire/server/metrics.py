@@ -10,7 +10,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from crosswire.commitlog.contract import CommitGroup
 from crosswire.errors import StoreError
@@ -111,7 +113,7 @@ class _StepSeries:
         self.histogram = Histogram(_LATENCIES_S) if step in _TIMED else None
 
 
-class _UncountedGroup(NamedTuple):
+class _UncountedGroup(msgspec.Struct, frozen=True):
     runs: list[LedgerRun]
     took_s: float
     waited_s: float
@@ -151,13 +153,13 @@ class Metrics:
     def _count_groups(self) -> None:
         groups, self._uncounted = self._uncounted, []
         for group in groups:
-            # Who looks at a figure must not get the exception of another one.
-            self._hub.callbacks.run("metrics", self._count_group, group)
-
-    def _count_group(self, group: _UncountedGroup) -> None:
-        self._commit_seconds.add(group.took_s)
-        self._disk_waits.add(group.waited_s)
-        self._commit_messages.add(self.count(group.runs, group.ended))
+            self._commit_seconds.add(group.took_s)
+            self._disk_waits.add(group.waited_s)
+            try:
+                self._commit_messages.add(self.count(group.runs, group.ended))
+            except Exception as error:
+                # Who looks at a figure must not get the exception of another one.
+                self._hub.callbacks.note("metrics", error)
 
     def _failed(self, _group: CommitGroup, _error: StoreError) -> None:
         """Count the failure; the steps are counted with the group that they are committed with."""
