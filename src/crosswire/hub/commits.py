@@ -75,10 +75,9 @@ _log = logging.getLogger("crosswire.hub")
 
 _SYNC_S: Final = 1.0
 """How long what was written may stay with the operating system only."""
-_CHANGED: Final = 512
-"""Queues and subscriptions that are written when a group is sealed, which takes 2 to 3 ms; those
-before them are written while it collects. With fewer, a few hundred pairs of peers that send and
-settle in turn would have each queue written at every change."""
+_CHANGED: Final = 128
+"""Queues and subscriptions that are written when a group is sealed; those before them are written
+while it collects."""
 _FULL_MESSAGES: Final = 4096
 _FULL_BYTES: Final = 2 << 20
 """From here on a group takes long to write: its producers are not read from until it is sealed."""
