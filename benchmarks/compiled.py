@@ -64,12 +64,12 @@ gateways/emqp/{gateway,messages,broker,clients,workers}
 gateways/relink/{gateway,messages,links,link_end,producers,consumers}
 gateways/epoxy/{gateway,messages}
 gateways/micromsg2/{gateway,messages,outbox,intake}
-server/metrics
 """
 """With `--all`: what a profile of durable messages shows.
 
-Not `hub/attachment`, whose Structs and classes refer to each other, and not `commitlog/local`: its
-attribute `_thread` becomes `__thread` in C, which is a keyword of the compiler.
+Not `hub/attachment`, whose Structs and classes refer to each other; not `server/metrics`, whose
+moved Structs use its constants before they are set; and not `commitlog/local`: its attribute
+`_thread` becomes `__thread` in C, which is a keyword of the compiler.
 """
 
 PLAIN_BASES = {"msgspec.Struct", "NamedTuple", "Enum", "IntEnum", "StrEnum", "IntFlag"}

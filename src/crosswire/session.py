@@ -404,7 +404,7 @@ class Session(asyncio.Protocol):
             # should cost more.
             self._run("receive_data", _raise, error)
         if not is_decoding:
-            self._exchange()
+            self._exchange(is_read=True)
 
     def eof_received(self) -> bool:
         """Called by asyncio when the peer sends no more; gives whether we may still send."""
@@ -479,8 +479,10 @@ class Session(asyncio.Protocol):
             self._turns.enter()
         self._exchange()
 
-    def _exchange(self) -> None:
-        """Hand events over, and write what the connection and its owner have to send."""
+    def _exchange(self, *, is_read: bool = False) -> None:
+        """Hand events over, and write what the connection and its owner have to send; `is_read` if
+        bytes of the peer were processed before."""
+        connection = self.connection
         if self._leaving:
             self._flush_planned = False
             return
@@ -490,27 +492,37 @@ class Session(asyncio.Protocol):
         self._flush_planned = False
         outgoing: list[bytes | memoryview] = []
         try:
-            outgoing = self.connection.data_to_send()
+            outgoing = connection.data_to_send()
         except Exception as error:
             self._run("data_to_send", _raise, error)
         if outgoing:
             if self.tap is not None:
                 self._show(self.tap.sent, outgoing)
             self._write(outgoing)
-        if self.connection.send_closed and not self.connection.closed:
+        if connection.send_closed and not connection.closed:
             if self.transport.can_write_eof():
                 self._finish()
             else:
                 # TLS can't close one half: the end of our half is the end of both.
-                self._run("receive_eof", self.connection.receive_eof)
+                self._run("receive_eof", connection.receive_eof)
                 self._dispatch_events()
-        if self.connection.closed:
+        if connection.closed:
             self._leave()
             return
-        if self._share is not None:
+        # What is below is asked in every turn, so where nothing has changed it is not even called.
+        # Without a read, what is held grows by what the socket doesn't take.
+        if self._share is not None and (
+            is_read or self._held_bytes or self.transport.get_write_buffer_size()
+        ):
             self.measure_memory()
-        self._steer_reading()
-        self._arm_timer()
+        if connection.wants_data == self._reading_paused or self._unread:
+            self._steer_reading()
+        deadline = connection.next_deadline()
+        if deadline is None:
+            if self._timer is not None:
+                self._cancel_timer()
+        elif self._timer is None or deadline < self._timer_at:
+            self._arm_timer(deadline)
 
     def _write(self, chunks: list[bytes | memoryview]) -> None:
         """One write for all chunks; small ones are joined, which is cheaper than a writev."""
@@ -638,20 +650,15 @@ class Session(asyncio.Protocol):
         else:
             self.transport.abort()
 
-    def _arm_timer(self) -> None:
-        """Set the timer for an earlier deadline only.
+    def _arm_timer(self, deadline: float) -> None:
+        """Set the timer, for an earlier deadline than it has.
 
         Every read moves the deadline of a ping: the timer that runs fires, finds nothing due, and
         is set anew, which is cheaper than a cancelled timer for each read.
         """
-        deadline = self.connection.next_deadline()
-        if deadline is None:
-            if self._timer is not None:
-                self._cancel_timer()
-        elif self._timer is None or deadline < self._timer_at:
-            self._cancel_timer()
-            self._timer_at = deadline
-            self._timer = self._loop.call_at(deadline, self._on_timer)
+        self._cancel_timer()
+        self._timer_at = deadline
+        self._timer = self._loop.call_at(deadline, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None

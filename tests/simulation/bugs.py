@@ -102,7 +102,7 @@ _COMMIT: Final = [
         "The group is on its way, so producers need not wait for the disk.",
         Intake,
         "produce",
-        "        self._commits.group.receipts.append(receipt)\n        self._commits.request()",
+        "        self._store.group.receipts.append(receipt)\n        self._commits.request()",
         "        self._commits.request()\n        receipt.finish()",
     ),
     PlantedBug(
@@ -110,7 +110,7 @@ _COMMIT: Final = [
         "Consumers get a message at once: it is written anyway.",
         Intake,
         "_send",
-        "    if not direct:\n        cut = 0",
+        "    if cut and (queue.waiting or not queue.has_space_for(len(run))):\n        cut = 0",
         "    cut = count",
     ),
     PlantedBug(

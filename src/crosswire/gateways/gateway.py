@@ -600,8 +600,11 @@ class Gateway(ABC):
             self._leave(end)
 
     def _receive(self, events: list[Event]) -> None:
-        error = self._run("receive", self.receive, events)
-        if error is not None:
+        try:
+            self.receive(events)
+        except Exception as error:
+            # Not through `_run`: it happens for every read, and only a failure should cost more.
+            self.hub.callbacks.note(f"{self.protocol} receive", error)
             self.broken(error)
 
     def handle_drain(self) -> None:

@@ -180,7 +180,9 @@ class CommitPath:
         self._changed: dict[StoredBacklog, None] = {}
         self._readers: dict[CommitReader, None] = {}
         self._forgotten: WeakSet[MessageTarget] = WeakSet()
-        self._listeners: tuple[_CommitListener, ...] = ()
+        self._first_listeners: tuple[_CommitListener, ...] = ()
+        """Those up to the receipts: what was planned by them is written before the others run."""
+        self._later_listeners: tuple[_CommitListener, ...] = ()
         self.add_listener(CommitStage.VISIBILITY, self._release, self._withdraw)
         self.add_listener(CommitStage.RECEIPTS, self._acknowledge, self._refuse)
         self.add_listener(CommitStage.LEDGER, ledger.committed, ledger.failed)
@@ -195,13 +197,20 @@ class CommitPath:
         One that raises harms no other: the error is logged and counted. None may rely on another
         one of its own stage.
         """
-        listeners = [*self._listeners, _CommitListener(stage, committed, failed)]
-        self._listeners = tuple(sorted(listeners, key=lambda each: each.stage))
+        listener = _CommitListener(stage, committed, failed)
+        self._set_listeners([*self._first_listeners, *self._later_listeners, listener])
 
     def remove_listener(self, committed: Committed) -> None:
         """Call it no more, from the next group on; no error if it is not registered."""
-        # A new tuple: the loop that calls listeners may be running.
-        self._listeners = tuple(each for each in self._listeners if each.committed != committed)
+        listeners = (*self._first_listeners, *self._later_listeners)
+        self._set_listeners([each for each in listeners if each.committed != committed])
+
+    def _set_listeners(self, listeners: list[_CommitListener]) -> None:
+        # New tuples: the loop that calls listeners may be running.
+        listeners.sort(key=lambda each: each.stage)
+        first = [each for each in listeners if each.stage <= CommitStage.RECEIPTS]
+        self._first_listeners = tuple(first)
+        self._later_listeners = tuple(listeners[len(first) :])
 
     # What goes into the open group.
 
@@ -240,7 +249,10 @@ class CommitPath:
     def finish(self, receipt: Receipt, error: HubError | None = None) -> None:
         """Its batch is durable, or with `error` never will be: call those who wait for it."""
         for callback in receipt.finish(error):
-            self._dispatch.callbacks.run("receipt", callback, receipt)
+            try:
+                callback(receipt)
+            except Exception as raised:
+                self._dispatch.callbacks.note("receipt", raised)
 
     def changed(self, backlog: StoredBacklog, *, request: bool = True) -> None:
         """It has something to write when the group is sealed; nobody waits for it.
@@ -408,12 +420,12 @@ class CommitPath:
             self._timer = None
         if self._flight is not None or self._is_closed or self._loop is None:
             return
-        if self.group.is_large and not self._has_own_turn and not self._sealed:
+        store = self._store
+        if store.group.is_large and not self._has_own_turn and not self._sealed:
             self._is_scheduled = self._has_own_turn = True
             self._own_turn.later(_LARGE_S)
             return
         self._has_own_turn = False
-        store = self._store
         if store.last_error is not None and not store.mend():
             # Not sealed: the open group keeps growing until the engine can be opened again.
             self._timer = self._loop.call_later(_RETRY_S, self._begin)
@@ -455,7 +467,7 @@ class CommitPath:
         """What was collected meanwhile is the next group."""
         if self._loop is None or self._flight is not None or self._is_closed:
             return
-        group = self.group
+        group = self._store.group
         if error is not None:
             self._timer = self._timer or self._loop.call_later(_RETRY_S, self._begin)
         elif group.urgent or group.has_changes:
@@ -531,19 +543,20 @@ class CommitPath:
             self._write(backlog)
         # After the backlogs, whose writing may note steps of messages. Like theirs, an exception
         # here must not keep the group, and all who wait for it, from the disk.
-        self._dispatch.callbacks.run("write", self._add_block)
+        store = self._store
+        try:
+            sealed = self._ledger.seal(store.sealed_row)
+            if sealed is not None:
+                store.journal(*sealed)
+        except Exception as error:
+            self._dispatch.callbacks.note("write", error)
         sealed_at = perf_counter()
-        group = self._store.seal()
+        group = store.seal()
         self._dispatch.turns.release()
         group.sealed_at = sealed_at
         if group.written:
             group.on_written = self._on_written
         return group
-
-    def _add_block(self) -> None:
-        sealed = self._ledger.seal(self._store.sealed_row)
-        if sealed is not None:
-            self._store.journal(*sealed)
 
     def _on_written(self) -> None:
         """The group in flight is with the operating system: finish those who asked for no more."""
@@ -581,20 +594,27 @@ class CommitPath:
         if self._clock is not None:
             dispatch.now = max(dispatch.now, self._clock())
         group.ended_now = dispatch.now
-        run = dispatch.callbacks.run
-        is_answered = False
-        for stage, committed, failed in self._listeners:
-            if stage > CommitStage.RECEIPTS and not is_answered:
-                is_answered = True
-                run("write", dispatch.turns.run_planned)
-            kind = "metrics" if stage is CommitStage.METRICS else "commit listener"
-            if error is None:
-                if committed is not None:
-                    run(kind, committed, group)
-            elif failed is not None:
-                run(kind, failed, group, error)
+        self._run_listeners(self._first_listeners, group, error)
+        dispatch.callbacks.run("write", dispatch.turns.run_planned)
+        self._run_listeners(self._later_listeners, group, error)
         dispatch.pump(dispatch.now)
-        self._end_flushes(error)
+        if self._flushes:
+            self._end_flushes(error)
+
+    def _run_listeners(
+        self, listeners: tuple[_CommitListener, ...], group: CommitGroup, error: StoreError | None
+    ) -> None:
+        for stage, committed, failed in listeners:
+            # As `Callbacks.run`, without a call for each.
+            try:
+                if error is None:
+                    if committed is not None:
+                        committed(group)
+                elif failed is not None:
+                    failed(group, error)
+            except Exception as raised:
+                kind = "metrics" if stage is CommitStage.METRICS else "commit listener"
+                self._dispatch.callbacks.note(kind, raised)
 
     def _end_flushes(self, error: StoreError | None) -> None:
         flushes, self._flushes = self._flushes, []

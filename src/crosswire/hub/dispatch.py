@@ -136,15 +136,14 @@ class DispatchLoop:
         So it does while a rest waits for its turn: it is not done in the time of a peer that had no
         part in it.
         """
+        deferred, touched = self._deferred, self._touched
+        if not deferred and not touched:
+            return
         if self._is_pumping or self._share.is_waiting:
             return
-        run, deferred, touched = self.callbacks.run, self._deferred, self._touched
-        turns, is_over = self.turns, self.turns.is_over
+        turns, is_over, note = self.turns, self.turns.is_over, self.callbacks.note
         if is_over():
-            if deferred or touched:
-                self._share.later()
-            return
-        if not deferred and not touched:
+            self._share.later()
             return
         self._is_pumping = True
         before, began = turns.current, turns.clock()
@@ -152,18 +151,25 @@ class DispatchLoop:
             while deferred or touched:
                 # Deferred calls first: a dispatcher must see what they change (a consumer that
                 # was closed, a listener that attached others), or it hands out to the wrong one.
+                # As `Callbacks.run`, without a call for each.
                 if deferred:
                     kind, callback, args, share = deferred.popleft()
                     # What it defers in turn has the same cause.
                     turns.current = share
-                    run(kind, callback, *args)
+                    try:
+                        callback(*args)
+                    except Exception as error:
+                        note(kind, error)
                     if share is not None:
                         share.finished()
                 else:
                     dispatcher, _ = touched.popitem(last=False)
                     turns.current = None
-                    run("dispatch", dispatcher.dispatch, now)
-                if is_over() and (deferred or touched):
+                    try:
+                        dispatcher.dispatch(now)
+                    except Exception as error:
+                        note("dispatch", error)
+                if (deferred or touched) and is_over():
                     self._share.later()
                     break
         finally:
@@ -177,9 +183,10 @@ class DispatchLoop:
 
     def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:
         """Give messages to the receiver of an attachment."""
-        receiver = attachment.receiver
-        error = self.callbacks.run("delivery", receiver.deliver, attachment, deliveries)
-        if error is not None:
+        try:
+            attachment.receiver.deliver(attachment, deliveries)
+        except Exception as error:
+            self.callbacks.note("delivery", error)
             self._break(attachment, error)
 
     def notice(self, attachment: Attachment, notice: Notice) -> None:

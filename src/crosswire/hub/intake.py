@@ -93,7 +93,7 @@ class Intake:
                     _refuse(receipt, each, error)
             index = end
         if waits:
-            self._commits.group.receipts.append(receipt)
+            self._store.group.receipts.append(receipt)
             self._commits.request()
         else:
             self._commits.request(sync=False, urgent=False)
@@ -117,21 +117,21 @@ class Intake:
             raise obstacle
         now_us = int(now * MICROSECONDS)
         run = stamp_run(run, self._store.node, receipt.ids[index], self._wall.stamp_us(now_us))
-        self._limit_life(queue, run, now)
-        direct = not queue.waiting and queue.has_space_for(len(run))
+        if queue.policy.ttl_s:
+            self._limit_life(queue, run, now)
         accepted = self._append(queue, run, index, receipt)
         count = len(accepted.sizes)
         if not count:
             return False
         # Messages that need not be durable are visible at once, up to the first that must be: a
-        # queue keeps its order. `direct` is False if one before this run still waits.
+        # queue keeps its order. None is, if one before this run still waits.
         cut = first_durable = _first_durable(accepted.envelopes)
-        if not direct:
+        if cut and (queue.waiting or not queue.has_space_for(len(run))):
             cut = 0
         if cut < count:
             later = accepted.part(cut, count) if cut else accepted
             queue.await_commit(later.sizes)
-            self._commits.group.arrivals.setdefault(queue, []).append(later)
+            self._store.group.arrivals.setdefault(queue, []).append(later)
         ids = receipt.ids[index : index + len(run)]
         self._note_accepted(queue.destination, accepted, ids, now_us)
         self._commits.changed(queue, request=False)
@@ -174,7 +174,7 @@ class Intake:
         for queue, own in indexes.items():
             if queue.is_limited and not queue.admits(len(own), sum([sizes[each] for each in own])):
                 return False
-        group, ids = self._commits.group, receipt.ids
+        group, ids = self._store.group, receipt.ids
         self._store.append_each([queue.number for queue in queues if queue], first, records)
         arrivals, stored = group.arrivals, group.stored
         steps: list[tuple[str, Sequence[int]]] = []
@@ -299,7 +299,7 @@ class Intake:
         envelope = accepted.envelopes[0]
         if len(ids) > len(accepted.sizes):
             ids = [each for each in ids if each]
-        group = self._commits.group
+        group = self._store.group
         group.accepted_ids.append(ids)
         group.stored.append(accepted)
         self._commits.added(accepted.sizes)
@@ -399,18 +399,17 @@ class Intake:
         for destination, group in groupby(envelopes, key=_destination):
             run = list(group)
             target = self._destinations.target(destination)
-            if isinstance(target, Queue):
+            if isinstance(target, Queue) and target.policy.ttl_s:
                 self._limit_life(target, run, now)
             self._keep(target, run, first, now)
             first += len(run)
 
     def _limit_life(self, queue: Queue, run: Sequence[Envelope], now: float) -> None:
-        """Messages without an expiry get that of the queue's policy."""
-        if queue.policy.ttl_s:
-            expires = self._wall.expires_us(now, queue.policy.ttl_s)
-            for envelope in run:
-                if not envelope.expires:
-                    msgspec.structs.force_setattr(envelope, "expires", expires)
+        """Messages without an expiry get that of the queue's policy, which has one."""
+        expires = self._wall.expires_us(now, queue.policy.ttl_s)
+        for envelope in run:
+            if not envelope.expires:
+                msgspec.structs.force_setattr(envelope, "expires", expires)
 
     def _keep(
         self,
@@ -477,8 +476,10 @@ def _end_of_run(destinations: list[str], index: int) -> int:
 
 def _first_durable(envelopes: Sequence[Envelope]) -> int:
     """The index of the first durable message; the length if there is none."""
-    durables = (index for index, envelope in enumerate(envelopes) if envelope.durable)
-    return next(durables, len(envelopes))
+    for index, envelope in enumerate(envelopes):
+        if envelope.durable:
+            return index
+    return len(envelopes)
 
 
 def _encoded(run: Sequence[Envelope]) -> list[bytes] | None:

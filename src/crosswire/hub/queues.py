@@ -220,7 +220,7 @@ class Queue(Backlog):
     def admit_run(self, count: int, size: int) -> bool:
         """Count several messages of this total size; False, and none is counted, if the policy
         would refuse any of them."""
-        if not self.admits(count, size):
+        if self.is_limited and not self.admits(count, size):
             return False
         self.length += count
         self.size_bytes += size

@@ -43,8 +43,9 @@ after it, so turns are longer than this, and parts must be much shorter."""
 QUANTUM_S: Final = TURN_S / 4
 """How long one peer is served before others that wait."""
 
-_SHORT_S: Final = TURN_S / 16
-"""Turns of this length together are measured by one look at the thread's clock, a system call."""
+_SHORT_S: Final = QUANTUM_S
+"""Turns of this length together are measured by one look at the thread's clock, a system call: as
+long as several messages that come one by one."""
 _RECENT: Final = 0.9
 """How much of what is known of earlier turns counts beside one more."""
 
@@ -246,7 +247,8 @@ class Turns:
 
     def plan(self, write: Callable[[], None]) -> None:
         """Have this called at the end of the turn, or before that by `run_planned`."""
-        self.enter()
+        if self._began is None:
+            self.enter()
         if not self._planned:
             assert self._loop is not None
             self._loop.call_soon(self.run_planned)

@@ -191,6 +191,10 @@ class MicroMsg2Gateway(Gateway):
 
     def _find(self, destination: str) -> tuple[str, Kind | str]:
         """A SEND's whole destination and what it means. Raises Forbidden if it may not produce."""
+        if destination.startswith("queue/"):
+            # First: a peer may send every message to another queue.
+            self.require("produce", destination)
+            return destination, "send"
         destination = whole_name(destination)
         if destination.startswith("service/"):
             return destination, "service"

@@ -376,7 +376,7 @@ class Backlog(ABC):
             int(now * MICROSECONDS),
             self.destination,
             ids,
-            peer=peer or _NOBODY,
+            peer=_NOBODY if peer is None else peer,
             attempt=attempt,
             detail=detail,
             subscription=self.subscription,

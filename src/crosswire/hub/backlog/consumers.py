@@ -265,13 +265,13 @@ class ConsumerDispatch:
         """Enter deliveries into the ledger, then deliver: the receiver may settle at once, and
         the ledger has the steps in their order."""
         attempts = {each.attempt for each in deliveries}
-        for attempt in sorted(attempts):
-            # A run of the ledger for each attempt: nearly always one.
-            ids = [
-                each.envelope.id
-                for each in deliveries
-                if len(attempts) == 1 or each.attempt == attempt
-            ]
-            self._owner.note(Step.DELIVERED, now, ids, peer=consumer.peer, attempt=attempt)
+        if len(attempts) == 1:
+            ids = [each.envelope.id for each in deliveries]
+            self._owner.note(Step.DELIVERED, now, ids, peer=consumer.peer, attempt=attempts.pop())
+        else:
+            # A run of the ledger for each attempt.
+            for attempt in sorted(attempts):
+                ids = [each.envelope.id for each in deliveries if each.attempt == attempt]
+                self._owner.note(Step.DELIVERED, now, ids, peer=consumer.peer, attempt=attempt)
         self._core.commits.request(sync=False, urgent=False)
         self._loop.deliver(consumer, deliveries)
