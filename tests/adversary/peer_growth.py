@@ -317,8 +317,8 @@ FULL_PEER_ATTACKS: dict[str, Attack] = PEER_ATTACKS | {
     "half-closed": half_closed(600),
     "revoked": revoked(1_500),
 }
-"""What `python -m tests.adversary.peer_growth` measures. The ends of handshakes have no bound, and a
-reload has a turn of its own, whoever it revokes: these two are no tests."""
+"""What `python -m tests.adversary.peer_growth` measures. The ends of handshakes have no bound, and
+a reload has a turn of its own, whoever it revokes: these two are no tests."""
 
 
 if __name__ == "__main__":
