@@ -306,7 +306,6 @@ PEER_ATTACKS: dict[str, Attack] = {
     "first-flights": first_flights(300),
     "long-heads": long_heads(20),
     "half-closed": half_closed(300),
-    "revoked": revoked(300),
 }
 """What the tests run: a second or so each."""
 
@@ -318,7 +317,8 @@ FULL_PEER_ATTACKS: dict[str, Attack] = PEER_ATTACKS | {
     "half-closed": half_closed(600),
     "revoked": revoked(1_500),
 }
-"""What `python -m tests.adversary.peer_growth` measures."""
+"""What `python -m tests.adversary.peer_growth` measures. The ends of handshakes have no bound, and
+a reload has a turn of its own, whoever it revokes: these two are no tests."""
 
 
 if __name__ == "__main__":
