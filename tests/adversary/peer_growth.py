@@ -304,6 +304,7 @@ PEER_ATTACKS: dict[str, Attack] = {
     "single-acknowledgements": single_acknowledgements(10_000),
     "filtered-subscriptions": filtered_subscriptions(300),
     "first-flights": first_flights(300),
+    "second-flights": second_flights(300),
     "long-heads": long_heads(20),
     "half-closed": half_closed(300),
 }
@@ -317,8 +318,8 @@ FULL_PEER_ATTACKS: dict[str, Attack] = PEER_ATTACKS | {
     "half-closed": half_closed(600),
     "revoked": revoked(1_500),
 }
-"""What `python -m tests.adversary.peer_growth` measures. The ends of handshakes have no bound, and
-a reload has a turn of its own, whoever it revokes: these two are no tests."""
+"""What `python -m tests.adversary.peer_growth` measures. A reload has a turn of its own, whoever it
+revokes: that one is no test."""
 
 
 if __name__ == "__main__":

@@ -1,10 +1,14 @@
-"""Accepts connections with TLS: the number of unfinished handshakes is limited, and few begin in
+"""Accepts connections with TLS: the number of unfinished handshakes is limited, and few go on in
 one turn.
 
 An event loop's own server can't do that: a peer that connects and sends nothing would occupy an
 open file until its handshake times out, and there is no handle to close it by. And hundreds of
-peers that send their first bytes at the same moment would all be answered, with a signature each,
-before anybody else is served.
+peers that send their part of a handshake at the same moment would all be answered, with a signature
+or a certificate to check each, before anybody else is served.
+
+So handshakes have turns. The event loop has the socket once a handshake has begun, and would read
+what arrives at once: between turns the socket is given a low-water mark (SO_RCVLOWAT), below which
+Linux does not report it as readable. Its end is reported all the same.
 """
 
 from __future__ import annotations
@@ -13,11 +17,15 @@ import asyncio
 import errno
 import socket
 import ssl
+import sys
+from array import array
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from fcntl import ioctl
 from functools import partial
-from typing import Final
+from termios import FIONREAD
+from typing import Any, Final
 
 from crosswire.gateways.slots import PassingSockets
 
@@ -27,8 +35,16 @@ HANDSHAKE_S: Final = 5.0
 _BACKLOG: Final = 1024
 _AT_ONCE: Final = 64
 """Connections that are accepted before others have a turn."""
-_BEGUN_AT_ONCE: Final = 4
-"""Handshakes that begin before others have a turn: the hub's signature is most of their work."""
+_CONTINUED_AT_ONCE: Final = 4
+"""Handshakes that begin or go on before others have a turn: signatures are most of their work, up
+to a millisecond each."""
+_READ_TURNS: Final = 4
+"""Turns of the event loop in which a socket that may be read is read, and answered."""
+_HELD_BYTES: Final = 1 << 16
+"""The low-water mark between turns: what a peer sends in a handshake is shorter."""
+_LOOK_S: Final = 0.001
+_LOOK_EACH_S: Final = 0.00002
+"""How often is looked whether something has arrived: more rarely for many, a microsecond each."""
 _PAUSE_S: Final = 0.1
 """How long nothing is accepted when the process has no open file left."""
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -56,6 +72,9 @@ class TlsAcceptor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._is_letting_in = False
+        self._held: dict[socket.socket, asyncio.Future[None]] = {}
+        """Sockets below their low-water mark, and who waits for their next bytes."""
+        self._is_looking = False
 
     async def open(self, host: str, port: int) -> int:
         """Listen; returns the port that was taken. Raises OSError."""
@@ -119,10 +138,18 @@ class TlsAcceptor:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             async with asyncio.timeout(HANDSHAKE_S):
                 await self._first_bytes(accepted)
-            await self._may_begin()
-            await loop.connect_accepted_socket(
-                self._make, accepted, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S
+            await self._turn()
+            handshake = loop.create_task(
+                loop.connect_accepted_socket(
+                    self._make, accepted, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S
+                )
             )
+            try:
+                if sys.platform == "linux":
+                    await self._read_in_turns(accepted, handshake)
+                await handshake
+            finally:
+                handshake.cancel()
         except (OSError, ssl.CertificateError):  # ssl.SSLError and TimeoutError are OSErrors
             accepted.close()
             self._failed()
@@ -139,8 +166,50 @@ class TlsAcceptor:
         finally:
             loop.remove_reader(accepted)
 
-    async def _may_begin(self) -> None:
-        """Until it is its turn, in the order in which peers sent their first bytes."""
+    async def _read_in_turns(self, accepted: socket.socket, handshake: asyncio.Task[Any]) -> None:
+        """Until the handshake has ended, have its socket read only when it is its turn."""
+        try:
+            while True:
+                for _ in range(_READ_TURNS):
+                    await asyncio.sleep(0)
+                if handshake.done():
+                    return
+                _hold(accepted, _HELD_BYTES)
+                await self._next_bytes(accepted, handshake)
+                if handshake.done():
+                    return
+                await self._turn()
+                _hold(accepted, 1)
+        finally:
+            _hold(accepted, 1)
+
+    async def _next_bytes(self, accepted: socket.socket, handshake: asyncio.Task[Any]) -> None:
+        """Until something has arrived, or the handshake has ended without."""
+        loop = asyncio.get_running_loop()
+        arrived = self._held[accepted] = loop.create_future()
+        if not self._is_looking:
+            self._is_looking = True
+            loop.call_later(_LOOK_S, self._look)
+        finish = partial(_finish_with, arrived)
+        handshake.add_done_callback(finish)
+        try:
+            await arrived
+        finally:
+            handshake.remove_done_callback(finish)
+            self._held.pop(accepted, None)
+
+    def _look(self) -> None:
+        """Sockets below their mark are not reported: ask each how much it has."""
+        for accepted, arrived in self._held.items():
+            if _unread_bytes(accepted):
+                _finish(arrived)
+        self._is_looking = bool(self._held)
+        if self._is_looking:
+            delay_s = max(_LOOK_S, _LOOK_EACH_S * len(self._held))
+            asyncio.get_running_loop().call_later(delay_s, self._look)
+
+    async def _turn(self) -> None:
+        """Until it is its turn, in the order in which peers sent something."""
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         self._waiting.append(turn)
@@ -150,7 +219,7 @@ class TlsAcceptor:
         await turn
 
     def _let_in(self) -> None:
-        for _ in range(min(_BEGUN_AT_ONCE, len(self._waiting))):
+        for _ in range(min(_CONTINUED_AT_ONCE, len(self._waiting))):
             _finish(self._waiting.popleft())
         self._is_letting_in = bool(self._waiting)
         if self._is_letting_in:
@@ -160,6 +229,24 @@ class TlsAcceptor:
 def _finish(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def _finish_with(future: asyncio.Future[None], _ended: asyncio.Task[Any]) -> None:
+    _finish(future)
+
+
+def _hold(accepted: socket.socket, size_bytes: int) -> None:
+    """Have the socket reported as readable from this many bytes on. With what it has already, it is
+    reported at once."""
+    with suppress(OSError):  # it is closed
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
+
+
+def _unread_bytes(accepted: socket.socket) -> int:
+    size_bytes = array("i", [0])
+    with suppress(OSError, ValueError):  # it is closed, which ends the handshake
+        ioctl(accepted, FIONREAD, size_bytes)
+    return size_bytes[0]
 
 
 def _shut_down(accepted: socket.socket) -> None:
