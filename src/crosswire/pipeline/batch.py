@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -75,27 +74,30 @@ class BatchJob:
     skip_damaged: bool = False
 
 
-def run_batch(spark: SparkSession, batch: BatchJob, *, quiet: bool = False) -> Summary:
+def run_batch(spark: SparkSession, batch: BatchJob, progress: Progress) -> Summary:
     """Write the tables. Raises PipelineError; the output then has the tables it had before."""
-    start = time.monotonic()
+    progress.watch(spark)
     with plain_errors():
-        lake = _inspected(spark, batch)
+        with progress.step("inspecting the input"):
+            lake = _inspected(spark, batch)
         batch = replace(batch, inputs=lake.inputs)
         output = Output(spark, batch.output)
         try:
-            run = _WholeInput(spark, batch, output, Progress(spark, quiet=quiet), lake)
+            run = _WholeInput(spark, batch, output, progress, lake)
             accounts = run.all()
-            output.commit()
+            with progress.step("publishing"):
+                output.commit()
         finally:
             output.close()
     return Summary(
         output.rows,
         accounts,
-        time.monotonic() - start,
+        sum(progress.seconds.values()),
         run.findings,
         run.notes,
         run.packets.rows(),
         run.refused,
+        dict(progress.seconds),
     )
 
 
@@ -275,13 +277,17 @@ class _WholeInput:
             self.notes.append(NO_LEDGER)
             return
         ledger, envelopes = self._read("ledger", LEDGER), self._read("messages", MESSAGES)
-        self._steps(ledger, envelopes, wire)
-        if not self.wants(*COMPARED_TABLES):
-            return
+        steps = with_messages(ledger, envelopes).persist(StorageLevel.DISK_ONLY)
+        self._steps(steps, wire)
+        if self.wants(*COMPARED_TABLES):
+            self._compared(steps, envelopes, wire)
+        steps.unpersist()
+
+    def _compared(self, steps: DataFrame, envelopes: DataFrame, wire: DecodedBatch | None) -> None:
         reconciled: DataFrame | None = None
-        if wire is not None and inputs.taps:
+        if wire is not None and self._batch.inputs.taps:
             reconciled = reconciliation(
-                wire.messages, wire.frames, wire.directions, ledger, envelopes, self._missing
+                wire.messages, wire.frames, wire.directions, steps, self._missing
             )
             if self.wants("reconciliation"):
                 reconciled = self.write("reconciliation", reconciled)
@@ -290,12 +296,9 @@ class _WholeInput:
         elif self.wants("reconciliation"):
             self.notes.append(NO_WIRE)
         if self.wants("deliveries"):
-            self._deliveries(ledger, envelopes, reconciled)
+            self._deliveries(steps, envelopes, reconciled)
 
-    def _steps(self, ledger: DataFrame, envelopes: DataFrame, wire: DecodedBatch | None) -> None:
-        if not self.wants("steps", *MINUTE_TABLES):
-            return
-        steps = with_messages(ledger, envelopes).persist(StorageLevel.DISK_ONLY)
+    def _steps(self, steps: DataFrame, wire: DecodedBatch | None) -> None:
         if self.wants("steps"):
             connections = None if wire is None else seen_connections(wire.directions)
             self.write("steps", gold_steps(steps, connections))
@@ -305,13 +308,12 @@ class _WholeInput:
                 if self.wants(name):
                     self.write(name, table(counted))
             counted.unpersist()
-        steps.unpersist()
 
     def _deliveries(
-        self, ledger: DataFrame, envelopes: DataFrame, reconciled: DataFrame | None
+        self, steps: DataFrame, envelopes: DataFrame, reconciled: DataFrame | None
     ) -> None:
         rows = deliveries(
-            ledger, envelopes, reconciled, late_us=self._batch.late_us, missing=self._missing
+            steps, envelopes, reconciled, late_us=self._batch.late_us, missing=self._missing
         )
         target = F.when(F.col("is_open"), "open.deliveries").otherwise("gold.deliveries")
         counted = [F.count_if(F.expr(sql)).alias(name) for name, sql in DELIVERY_FAULTS.items()]
