@@ -2,7 +2,8 @@
 count of tasks of the current step.
 
 A step begins where the one before it ended. So the preparation of a query counts for the table that
-it makes, and the steps of a run add up to its duration.
+it makes, and the steps of a run add up to its duration. Where several threads work side by side,
+each moment counts for the steps of all of them in equal shares.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Progress", "process_start"]
 
 _EVERY_S: Final = 0.5
+_SHOWN_S: Final = 0.1
 _START_TIME: Final = 19
 """The index of a process's start among the fields of /proc/PID/stat that follow its name."""
 
@@ -41,13 +43,19 @@ def process_start() -> float:
 
 
 class Progress:
-    """Times steps that follow one another, from `start` on (now by default), and prints them unless
-    `quiet`. `seconds` has the duration of each, in order."""
+    """Times steps from `start` on (now by default), and prints them unless `quiet`. `seconds` has
+    the duration of each, or its share, by name."""
 
     def __init__(self, *, quiet: bool = False, start: float | None = None) -> None:
         self._tracker: StatusTracker | None = None
         self._quiet = quiet
-        self._last_end = time.monotonic() if start is None else start
+        self._lock = threading.Lock()
+        self._last = time.monotonic() if start is None else start
+        self._main = threading.get_ident()
+        self._working = {self._main}
+        self._shares = {self._main: 0.0}
+        """By thread: the seconds that no step has been given yet."""
+        self._begun = {self._main: self._last}
         self.seconds: dict[str, float] = {}
 
     def watch(self, spark: SparkSession) -> None:
@@ -65,8 +73,10 @@ class Progress:
         not raise. Steps of the same name are added up."""
         done = threading.Event()
         display = None
-        if not self._quiet and sys.stderr.isatty():
-            display = threading.Thread(target=self._show, args=(name, done), daemon=True)
+        is_alone = threading.get_ident() == self._main
+        if is_alone and not self._quiet and sys.stderr.isatty():
+            begun = self._begun[self._main]
+            display = threading.Thread(target=self._show, args=(name, begun, done), daemon=True)
             display.start()
         try:
             yield
@@ -77,15 +87,59 @@ class Progress:
         self.end(name)
 
     def end(self, name: str) -> None:
-        """Count all the time since the last step as this one, and print its line."""
-        now = time.monotonic()
-        seconds = now - self._last_end
-        self._last_end = now
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        """Count all the time since the last step of this thread as this one, and print its line;
+        if it had the machine for itself only in part, with the time that passed."""
+        thread = threading.get_ident()
+        with self._lock:
+            now = self._share()
+            seconds = self._shares.pop(thread, 0.0)
+            self._shares[thread] = 0.0
+            passed, self._begun[thread] = now - self._begun[thread], now
+            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         if not self._quiet:
-            print(f"  {name:<24} {seconds:8.1f} s", file=sys.stderr)
+            beside = f"  of {passed:.1f} s" if passed - seconds >= _SHOWN_S else ""
+            print(f"  {name:<24} {seconds:8.1f} s{beside}", file=sys.stderr)
 
-    def _show(self, name: str, done: threading.Event) -> None:
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """This thread only waits for others in the body of a `with` statement."""
+        thread = threading.get_ident()
+        with self._lock:
+            self._share()
+            self._working.discard(thread)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._begun[thread] = self._share()
+                self._working.add(thread)
+
+    def beside(self, work: Callable[[], None]) -> None:
+        """Do some work on a thread of its own. What follows its last step is left to the next step
+        of the main thread."""
+        thread = threading.get_ident()
+        with self._lock:
+            self._begun[thread] = self._share()
+            self._working.add(thread)
+        try:
+            work()
+        finally:
+            with self._lock:
+                self._share()
+                self._working.discard(thread)
+                self._shares[self._main] += self._shares.pop(thread, 0.0)
+
+    def _share(self) -> float:
+        """Divide the time since the last call among the threads that work; returns the time."""
+        now = time.monotonic()
+        working = self._working or {self._main}
+        for thread in working:
+            share = (now - self._last) / len(working)
+            self._shares[thread] = self._shares.get(thread, 0.0) + share
+        self._last = now
+        return now
+
+    def _show(self, name: str, begun: float, done: threading.Event) -> None:
         while not done.wait(_EVERY_S):
             finished = total = 0
             for stage in () if self._tracker is None else self._tracker.getActiveStageIds():
@@ -94,6 +148,6 @@ class Progress:
                     finished += info.numCompletedTasks
                     total += info.numTasks
             tasks = f"{finished} of {total} tasks" if total else ""
-            spent = time.monotonic() - self._last_end
+            spent = time.monotonic() - begun
             print(f"\r  {name:<24} {spent:8.1f} s  {tasks:<24}", end="", file=sys.stderr)
         print("\r\x1b[K", end="", file=sys.stderr)

@@ -141,14 +141,23 @@ def both_sides(on_wire: DataFrame, in_ledger: DataFrame, connections: DataFrame)
 def compare(rows: DataFrame, *more: Column, wire_columns: tuple[str, ...] = ()) -> DataFrame:
     """Each row with its partner, or alone, as the structs `wire` and `ledger`; `more` are
     aggregates of the two, and `wire_columns` are in `wire` too."""
-    # One shuffle serves all windows and the aggregation below: all have these two in their keys.
-    rows = rows.repartition("node", "line").withColumns(
-        {
-            "line_hash": F.xxhash64(*_LINE),
-            "stage": F.lit(None).cast("int"),
-            "turn": F.lit(None).cast("bigint"),
-        }
+    # What the comparison does not look at is packed: each sort and window copies one column then,
+    # instead of twenty.
+    packed = {
+        side: F.when(F.col("side") == side, F.struct(*columns))
+        for side, columns in ((_WIRE, (*_WIRE_COLUMNS, *wire_columns)), (_LEDGER, _LEDGER_COLUMNS))
+    }
+    others = {*rows.columns} - {*_WIRE_COLUMNS, *wire_columns, *_LEDGER_COLUMNS}
+    kept = [name for name in rows.columns if name in others or name in _COMPARED]
+    rows = rows.select(
+        *kept,
+        *(column.alias(side) for side, column in packed.items()),
+        F.xxhash64(*_LINE).alias("line_hash"),
+        F.lit(None).cast("int").alias("stage"),
+        F.lit(None).cast("bigint").alias("turn"),
     )
+    # One shuffle serves all windows and the aggregation below: all have these two in their keys.
+    rows = rows.repartition("node", "line")
     for stage, by in enumerate(("id", "crc", "name")):
         rows = _match(rows, stage, by)
     # A row without partner is its own group: nothing else has its side, connection and position.
@@ -163,8 +172,8 @@ def compare(rows: DataFrame, *more: Column, wire_columns: tuple[str, ...] = ()) 
         .withColumn("pair_hash", F.xxhash64("line_hash", "stage", "key", "turn", "alone"))
         .groupBy("pair_hash", *_LINE, "stage", "key", "turn", "alone")
         .agg(
-            _one(_WIRE, (*_WIRE_COLUMNS, *wire_columns)),
-            _one(_LEDGER, _LEDGER_COLUMNS),
+            F.max(_WIRE).alias(_WIRE),
+            F.max(_LEDGER).alias(_LEDGER),
             # Both rows may be of different connections of a Relink link: the worse one counts.
             F.min("whole").alias("whole"),
             F.min("written_until").alias("written_until"),
@@ -211,10 +220,8 @@ _BOTH: Final = ("connection", "protocol", "destination", "kind", "time", "positi
 """Columns of both sides; `position` is the offset on the wire, the row's number in the ledger."""
 _WIRE_COLUMNS: Final = (*_BOTH, "acknowledged", "is_refused", "broken", "sequence", "refuses")
 _LEDGER_COLUMNS: Final = (*_BOTH, "attempt", "step", "returned", "intact", "subscription")
-
-
-def _one(side: str, columns: tuple[str, ...]) -> Column:
-    return F.max(F.when(F.col("side") == side, F.struct(*columns))).alias(side)
+_COMPARED: Final = ("connection", "position", "id", "crc", "name", "time", "acknowledged")
+"""Columns of a side that matching looks at."""
 
 
 def wire_passages(messages: DataFrame) -> DataFrame:
@@ -340,9 +347,7 @@ def _with_found_replies(on_wire: DataFrame, replies: DataFrame) -> DataFrame:
     )
     made = ("replied_to", "is_passage", "ok", "up_to", "reply_hash", "first_ok")
     return (
-        rows.where("is_passage")
-        .withColumn("reply_ok", reply_ok)
-        .drop(*made, "acknowledged_up_to")
+        rows.where("is_passage").withColumn("reply_ok", reply_ok).drop(*made, "acknowledged_up_to")
     )
 
 
