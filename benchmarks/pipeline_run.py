@@ -1,7 +1,7 @@
 """How long `crosswire pipeline run` takes, from the start of the program to its end, step by step.
 
     python benchmarks/pipeline_run.py [--only demo pcap large] [--rounds 3]
-    python benchmarks/pipeline_run.py --only demo --lake FOLDER --conf spark.sql.codegen.wholeStage=true
+    python benchmarks/pipeline_run.py --only demo --lake FOLDER --conf KEY=VALUE
 
     demo    all tables of the lake that `crosswire demo` makes: a few megabytes, in which the fixed
             costs of Spark are nearly all
