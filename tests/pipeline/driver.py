@@ -16,7 +16,6 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from crosswire.pipeline.batch import BatchJob, run_batch
-from crosswire.pipeline.progress import Progress
 from crosswire.pipeline.sources.inputs import find_inputs
 from crosswire.pipeline.stream.run import BatchDone, Stream, run_stream
 
@@ -43,4 +42,4 @@ if __name__ == "__main__":
     if how == "stream":
         run_stream(spark, Stream(tuple(paths), output, batch_bytes=1), notify=tell)
     else:
-        run_batch(spark, BatchJob(find_inputs(paths), output, FEW), Progress(quiet=True))
+        run_batch(spark, BatchJob(find_inputs(paths), output, FEW), quiet=True)

@@ -14,7 +14,6 @@ from pyspark.sql import SparkSession
 
 from crosswire.errors import PipelineError
 from crosswire.pipeline.batch import BatchJob, run_batch
-from crosswire.pipeline.progress import Progress
 from crosswire.pipeline.sources.inputs import find_inputs
 from crosswire.testing.traffic import SampleTraffic
 from tests.store.test_reserve import mount_disk
@@ -34,7 +33,7 @@ def test_a_full_disk_is_named(spark: SparkSession, tmp_path: Path, small_disk: P
     inputs, tables = find_inputs([str(tmp_path / "lake")]), frozenset({"frames"})
     batch = BatchJob(inputs, str(small_disk / "out"), tables)
     with pytest.raises(PipelineError, match="the disk is full"):
-        run_batch(spark, batch, Progress(quiet=True))
+        run_batch(spark, batch, quiet=True)
 
 
 def test_a_worker_that_is_killed_does_not_end_the_run(spark: SparkSession, tmp_path: Path) -> None:

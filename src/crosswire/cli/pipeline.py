@@ -219,7 +219,7 @@ def run(options: argparse.Namespace) -> int:
             )
             summary = _follow(spark, stream, quiet=options.json)
         else:
-            summary = run_batch(spark, batch, progress)
+            summary = run_batch(spark, batch, progress=progress)
     finally:
         spark.stop()
     if not is_stream:

@@ -76,8 +76,19 @@ class BatchJob:
     skip_damaged: bool = False
 
 
-def run_batch(spark: SparkSession, batch: BatchJob, progress: Progress) -> Summary:
-    """Write the tables. Raises PipelineError; the output then has the tables it had before."""
+def run_batch(
+    spark: SparkSession,
+    batch: BatchJob,
+    *,
+    quiet: bool = False,
+    progress: Progress | None = None,
+) -> Summary:
+    """Write the tables. Raises PipelineError; the output then has the tables it had before.
+
+    Its steps are printed unless `quiet`; with `progress` they follow those that it has already.
+    """
+    if progress is None:
+        progress = Progress(quiet=quiet)
     progress.watch(spark)
     with plain_errors():
         with progress.step("inspecting the input"):

@@ -23,7 +23,6 @@ from crosswire.errors import CrosswireError, PipelineError
 from crosswire.lake.files import write
 from crosswire.lake.schemas import DATA, FORWARD, LEDGER, MESSAGES, WIRE
 from crosswire.pipeline.batch import BatchJob, run_batch
-from crosswire.pipeline.progress import Progress
 from crosswire.pipeline.sources.inputs import find_inputs
 from crosswire.pipeline.spark import (
     CHECKSUM,
@@ -68,7 +67,7 @@ def make_archive(archive: Path) -> None:
         with tempfile.TemporaryDirectory() as folder, plain_errors():
             _write_lake(Path(folder) / "lake")
             job = BatchJob(find_inputs([f"{folder}/lake"]), f"{folder}/tables")
-            run_batch(spark, job, Progress(quiet=True))
+            run_batch(spark, job, quiet=True)
     finally:
         gateway: Any = spark.sparkContext._gateway
         spark.stop()

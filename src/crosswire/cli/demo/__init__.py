@@ -161,7 +161,7 @@ def _tables(folder: DemoFolder, progress: DemoProgress, *, quiet: bool) -> tuple
     with times.step("starting Spark"):
         spark = start(conf=SMALL_INPUT)
     try:
-        summary = run_batch(spark, batch, times)
+        summary = run_batch(spark, batch, progress=times)
     finally:
         with times.step("stopping Spark"):
             spark.stop()
