@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,6 +38,21 @@ def test_the_command(tmp_path: Path) -> None:
     (account,) = summary["accounting"]
     assert (account["protocol"], account["missing"]) == ("epoxy", 0)
     assert account["seen"] == account["frames"] == size
+
+
+@pytest.mark.alone
+def test_every_second_belongs_to_a_step(tmp_path: Path) -> None:
+    SampleTraffic(connections=1, messages=5).write_tap(tmp_path / "lake")
+    start = time.monotonic()
+    done = crosswire("run", "--input", tmp_path / "lake", "--output", tmp_path / "out", "--json")
+    seconds = time.monotonic() - start
+    assert done.returncode == 0
+    summary = json.loads(done.stdout)
+    steps = summary["steps"]
+    assert {"loading the program", "starting Spark", "decoding", "stopping Spark"} <= steps.keys()
+    assert summary["tables"].keys() <= steps.keys()
+    assert sum(steps.values()) == pytest.approx(summary["seconds"], abs=0.05)
+    assert sum(steps.values()) == pytest.approx(seconds, abs=0.5)
 
 
 def test_a_small_input_is_small_in_all_and_on_this_machine(tmp_path: Path) -> None:

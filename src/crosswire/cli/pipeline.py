@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,7 @@ from crosswire.cli.parsers import add_action, add_actions
 from crosswire.cli.table import print_table
 from crosswire.cli.times import AGO, time_of
 from crosswire.errors import InvalidInput, PipelineError
+from crosswire.pipeline.progress import Progress, process_start
 from crosswire.pipeline.tables.names import NAMES
 from crosswire.pipeline.tables.views import DIALECTS, view_statements
 from crosswire.plurals import plural
@@ -163,6 +165,7 @@ def _setting(text: str) -> tuple[str, str]:
 
 def run(options: argparse.Namespace) -> int:
     """Write the tables and print the summary, or print the views. Raises PipelineError."""
+    progress = Progress(quiet=options.json, start=process_start())
     if options.action == "views":
         _print_views(options.output, options.dialect)
         return 0
@@ -183,6 +186,8 @@ def run(options: argparse.Namespace) -> int:
             "a stream skips nothing: without --once and --stream, --skip-damaged leaves out what "
             "is damaged"
         )
+    if not is_stream:
+        progress.end("loading the program")
     batch = BatchJob(
         inputs=search(options.input) if is_stream else find_inputs(options.input),
         output=options.output,
@@ -198,6 +203,8 @@ def run(options: argparse.Namespace) -> int:
     # A stream may go on for long: what it will read is not known.
     is_small = not is_stream and master.startswith("local") and is_small_input(batch.inputs)
     spark = start(master, (SMALL_INPUT if is_small else {}) | dict(options.conf))
+    if not is_stream:
+        progress.end("starting Spark")
     try:
         if is_stream:
             stream = Stream(
@@ -212,9 +219,14 @@ def run(options: argparse.Namespace) -> int:
             )
             summary = _follow(spark, stream, quiet=options.json)
         else:
-            summary = run_batch(spark, batch, quiet=options.json)
+            summary = run_batch(spark, batch, progress=progress)
     finally:
         spark.stop()
+    if not is_stream:
+        progress.end("stopping Spark")
+        summary = replace(
+            summary, seconds=sum(progress.seconds.values()), steps=dict(progress.seconds)
+        )
     _print(summary, as_json=options.json)
     return 0
 
@@ -309,6 +321,7 @@ def _print(summary: Summary, *, as_json: bool) -> None:
             "findings": summary.findings,
             "notes": summary.notes,
             "seconds": round(summary.seconds, 3),
+            "steps": {name: round(seconds, 3) for name, seconds in summary.steps.items()},
         }
         print(msgspec.json.encode(summary_fields).decode())
         return

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
 import pyarrow as pa
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.capture.packet_counts import PacketCounts
@@ -26,7 +26,7 @@ from crosswire.pipeline.sources.lake_input import LakeInput, inspect_lake
 from crosswire.pipeline.sources.lake_listing import LakeListing
 from crosswire.pipeline.sources.pcap import Captures
 from crosswire.pipeline.sources.tap import from_tap
-from crosswire.pipeline.spark import plain_errors
+from crosswire.pipeline.spark import WRITERS, plain_errors
 from crosswire.pipeline.summary import (
     COMPARED_TABLES,
     DAMAGED_ANSWERS,
@@ -46,6 +46,7 @@ from crosswire.pipeline.tables.depth import depth
 from crosswire.pipeline.tables.finality import KEPT, TARGET_TABLE, Split
 from crosswire.pipeline.tables.lag import lag
 from crosswire.pipeline.tables.minutes import minutes, with_leaving
+from crosswire.pipeline.tables.names import VERDICTS
 from crosswire.pipeline.tables.principals import principals
 from crosswire.pipeline.tables.reconciliation import is_damaged_answer, reconciliation
 from crosswire.pipeline.tables.registry import DayTotals, DecodedBatch, DecodedTables, TableRun
@@ -75,27 +76,44 @@ class BatchJob:
     skip_damaged: bool = False
 
 
-def run_batch(spark: SparkSession, batch: BatchJob, *, quiet: bool = False) -> Summary:
-    """Write the tables. Raises PipelineError; the output then has the tables it had before."""
-    start = time.monotonic()
+def run_batch(
+    spark: SparkSession,
+    batch: BatchJob,
+    *,
+    quiet: bool = False,
+    progress: Progress | None = None,
+) -> Summary:
+    """Write the tables. Raises PipelineError; the output then has the tables it had before.
+
+    Its steps are printed unless `quiet`; with `progress` they follow those that it has already.
+    """
+    if progress is None:
+        progress = Progress(quiet=quiet)
+    progress.watch(spark)
     with plain_errors():
-        lake = _inspected(spark, batch)
+        with progress.step("inspecting the input"):
+            lake = _inspected(spark, batch)
         batch = replace(batch, inputs=lake.inputs)
         output = Output(spark, batch.output)
         try:
-            run = _WholeInput(spark, batch, output, Progress(spark, quiet=quiet), lake)
+            run = _WholeInput(spark, batch, output, progress, lake)
             accounts = run.all()
-            output.commit()
+            with progress.step("publishing"):
+                output.commit()
         finally:
             output.close()
+    # As in a stream: verdicts that no passage has are not listed.
+    findings = {name: n for name, n in run.findings.items() if n or name not in VERDICTS}
+    names = [path for table in CATALOG.values() for path in table.paths]
     return Summary(
-        output.rows,
+        {name: output.rows[name] for name in names if name in output.rows},
         accounts,
-        time.monotonic() - start,
-        run.findings,
+        sum(progress.seconds.values()),
+        findings,
         run.notes,
         run.packets.rows(),
         run.refused,
+        dict(progress.seconds),
     )
 
 
@@ -178,9 +196,7 @@ class _WholeInput:
                 tapped = decode_tap(self._spark, inputs.taps, payloads=payloads, since_us=since_us)
                 parts.append(tapped)
         with self._progress.step("decoding"):
-            return self._output.write_work(
-                "decoded", reduce(DataFrame.unionByName, parts), split_by=TABLE
-            )
+            return self._output.write_work("decoded", reduce(DataFrame.unionByName, parts), TABLE)
 
     def _wire(self, captures: Captures | None) -> DataFrame | None:
         """Write bronze.wire and return it; None if it is not wanted."""
@@ -207,24 +223,48 @@ class _WholeInput:
         return not chosen or not chosen.isdisjoint(names)
 
     def run(self, work: Sequence[Callable[[], None]]) -> None:
-        """One after the other: each needs all of the machine."""
-        for each in work:
-            each()
+        """One after the other, if each needs all of the machine. Side by side, if so little is to
+        be done that most of the time goes into the planning of queries, on one core."""
+        writers = int(self._spark.conf.get(WRITERS, "1") or 1)
+        if writers == 1 or len(work) == 1:
+            for each in work:
+                each()
+            return
+        with self._progress.waiting(), ThreadPoolExecutor(writers) as pool:
+            for done in [pool.submit(self._progress.beside, each) for each in work]:
+                done.result()
 
-    def write(self, name: str, rows: DataFrame) -> DataFrame:
-        """Write a table, finished and open rows apart; returns the finished ones as read back."""
+    def write(
+        self, name: str, rows: DataFrame, counts: Mapping[str, Column] | None = None
+    ) -> DataFrame:
+        """Write a table, finished and open rows apart; returns the finished ones as read back.
+        `counts` are conditions: how many rows meet each is added to the findings."""
         table = CATALOG[name]
         if not table.has_open:
             with self._progress.step(table.path):
-                return self._output.write(table.path, rows).withColumn(KEPT, F.lit(True))
+                made = self._output.write(table.path, rows, counts)
+                self._add_findings(table.path)
+            return made.withColumn(KEPT, F.lit(True))
         saved = rows.persist(StorageLevel.DISK_ONLY)
-        made = []
-        for path in table.paths:
-            with self._progress.step(path):
-                of_table = saved.where(F.col(TARGET_TABLE) == path)
-                made.append(self._output.write(path, of_table))
+        finished, waiting = table.paths
+        target = F.col(TARGET_TABLE)
+        seen = Observation(name)
+        with self._progress.step(finished):
+            watched = saved.observe(seen, F.count_if(target == waiting).alias("rows"))
+            made = self._output.write(finished, watched.where(target == finished), counts)
+            self._add_findings(finished)
+        with self._progress.step(waiting):
+            if seen.get["rows"]:
+                self._output.write(waiting, saved.where(target == waiting), counts)
+                self._add_findings(waiting)
+            else:
+                self._output.write_no_rows(waiting)
         saved.unpersist()
-        return made[0].withColumn(KEPT, F.lit(True))
+        return made.withColumn(KEPT, F.lit(True))
+
+    def _add_findings(self, path: str) -> None:
+        for name, count in self._output.counts[path].items():
+            self.findings[name] = self.findings.get(name, 0) + count
 
     def keep(self, _name: str, rows: DataFrame) -> DataFrame:
         """As they are: decoded rows are on disk."""
@@ -275,27 +315,35 @@ class _WholeInput:
             self.notes.append(NO_LEDGER)
             return
         ledger, envelopes = self._read("ledger", LEDGER), self._read("messages", MESSAGES)
-        self._steps(ledger, envelopes, wire)
-        if not self.wants(*COMPARED_TABLES):
-            return
+        steps = with_messages(ledger, envelopes).persist(StorageLevel.DISK_ONLY)
+        work: list[Callable[[], None]] = [lambda: self._steps(steps, wire)]
+        if self.wants(*COMPARED_TABLES):
+            work.append(lambda: self._compared(steps, envelopes, wire))
+        self.run(work)
+        steps.unpersist()
+
+    def _compared(self, steps: DataFrame, envelopes: DataFrame, wire: DecodedBatch | None) -> None:
         reconciled: DataFrame | None = None
-        if wire is not None and inputs.taps:
+        if wire is not None and self._batch.inputs.taps:
             reconciled = reconciliation(
-                wire.messages, wire.frames, wire.directions, ledger, envelopes, self._missing
+                wire.messages, wire.frames, wire.directions, steps, self._missing
             )
             if self.wants("reconciliation"):
-                reconciled = self.write("reconciliation", reconciled)
-            with self._progress.step("comparing"):
-                self.findings |= _verdicts(reconciled)
+                reconciled = self.write("reconciliation", reconciled, _verdicts())
+            else:
+                seen = Observation("comparing")
+                counts = [F.count_if(each).alias(name) for name, each in _verdicts().items()]
+                with self._progress.step("comparing"):
+                    reconciled = self._output.write_work(
+                        "reconciliation", reconciled.observe(seen, *counts)
+                    )
+                    self.findings |= seen.get
         elif self.wants("reconciliation"):
             self.notes.append(NO_WIRE)
         if self.wants("deliveries"):
-            self._deliveries(ledger, envelopes, reconciled)
+            self._deliveries(steps, envelopes, reconciled)
 
-    def _steps(self, ledger: DataFrame, envelopes: DataFrame, wire: DecodedBatch | None) -> None:
-        if not self.wants("steps", *MINUTE_TABLES):
-            return
-        steps = with_messages(ledger, envelopes).persist(StorageLevel.DISK_ONLY)
+    def _steps(self, steps: DataFrame, wire: DecodedBatch | None) -> None:
         if self.wants("steps"):
             connections = None if wire is None else seen_connections(wire.directions)
             self.write("steps", gold_steps(steps, connections))
@@ -305,36 +353,22 @@ class _WholeInput:
                 if self.wants(name):
                     self.write(name, table(counted))
             counted.unpersist()
-        steps.unpersist()
 
     def _deliveries(
-        self, ledger: DataFrame, envelopes: DataFrame, reconciled: DataFrame | None
+        self, steps: DataFrame, envelopes: DataFrame, reconciled: DataFrame | None
     ) -> None:
         rows = deliveries(
-            ledger, envelopes, reconciled, late_us=self._batch.late_us, missing=self._missing
+            steps, envelopes, reconciled, late_us=self._batch.late_us, missing=self._missing
         )
         target = F.when(F.col("is_open"), "open.deliveries").otherwise("gold.deliveries")
-        counted = [F.count_if(F.expr(sql)).alias(name) for name, sql in DELIVERY_FAULTS.items()]
-        rows = rows.withColumn(TARGET_TABLE, target).persist(StorageLevel.DISK_ONLY)
-        self.findings |= rows.agg(*counted).collect()[0].asDict()
-        self.write("deliveries", rows)
-        rows.unpersist()
+        faults = {name: F.expr(sql) for name, sql in DELIVERY_FAULTS.items()}
+        self.write("deliveries", rows.withColumn(TARGET_TABLE, target), faults)
 
 
-def _verdicts(reconciled: DataFrame) -> dict[str, int]:
-    """How many passages have each verdict, and how many have payloads that differ."""
-    damaged = is_damaged_answer(F.col("kind"), F.col("intact"))
-    counts = (
-        reconciled.groupBy("verdict")
-        .agg(
-            F.count("*").alias("passages"),
-            F.count_if(~F.col("same_payload")).alias(OTHER_PAYLOAD),
-            F.count_if(damaged).alias(DAMAGED_ANSWERS),
-        )
-        .collect()
-    )
-    faults = (OTHER_PAYLOAD, DAMAGED_ANSWERS)
+def _verdicts() -> dict[str, Column]:
+    """What is counted in gold.reconciliation: each verdict, and payloads that differ."""
     return {
-        **{row["verdict"]: row["passages"] for row in counts},
-        **{name: sum(row[name] for row in counts) for name in faults},
+        **{name: F.col("verdict") == name for name in VERDICTS},
+        OTHER_PAYLOAD: ~F.col("same_payload"),
+        DAMAGED_ANSWERS: is_damaged_answer(F.col("kind"), F.col("intact")),
     }

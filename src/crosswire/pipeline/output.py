@@ -7,9 +7,10 @@ tables, so nothing is doubled. See `manifests`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.errors import InvalidInput
@@ -51,7 +52,7 @@ def refuse_older_layouts(store: TableStore) -> None:
 
 class Output:
     """The tables below `root`, in any store that Spark can write to. `rows` counts what was
-    written, by table.
+    written, by table, and `counts` has what was to be counted in the same pass.
 
     Raises InvalidInput if it holds the tables of a stream, or those of an older version.
     """
@@ -59,6 +60,7 @@ class Output:
     def __init__(self, spark: SparkSession, root: str) -> None:
         self._spark = spark
         self.rows: dict[str, int] = {}
+        self.counts: dict[str, dict[str, int]] = {}
         self._store = open_store(root, setting_of(spark))
         refuse_older_layouts(self._store)
         self._manifests = Manifests(self._store)
@@ -71,15 +73,19 @@ class Output:
         self._run = self._manifests.begin_run()
         self._is_committed = False
 
-    def write(self, name: str, rows: DataFrame) -> DataFrame:
-        """Write a table of the catalog (`silver.frames`), by date if it has one.
+    def write(
+        self, name: str, rows: DataFrame, counts: Mapping[str, Column] | None = None
+    ) -> DataFrame:
+        """Write a table of the catalog (`silver.frames`), by date if it has one; `counts` are
+        conditions whose rows are counted.
 
         Returns it as read back, in the columns that it was computed with: what is made of it does
         not compute it again.
         """
         table, is_open = entry(name), name.startswith("open.")
         counted = Observation(name)
-        rows = rows.observe(counted, F.count(F.lit(1)).alias("rows"))
+        metrics = [F.count_if(each).alias(key) for key, each in (counts or {}).items()]
+        rows = rows.observe(counted, F.count(F.lit(1)).alias("rows"), *metrics)
         path = f"{self._run.url}/{name.replace('.', '/')}"
         if table.dated_by and not is_open:
             rows = rows.withColumn(DATE, date_of_rows(table))
@@ -87,17 +93,30 @@ class Output:
             rows.write.partitionBy(DATE).parquet(path)
         else:
             published(table, rows, F.lit(is_open)).write.parquet(path)
-        self.rows[name] = counted.get["rows"]
+        found = counted.get
+        self.rows[name] = found["rows"]
+        self.counts[name] = {key: found[key] for key in counts or {}}
         if table.dated_by and not is_open and not self.rows[name]:
             # Without rows Spark writes no partition: no file would have the columns.
-            folder = f"{name.replace('.', '/')}/{DATE}={NO_DATE}"
-            self._run.create(f"{folder}/empty.parquet", empty_file(table))
+            self._create_empty(name, f"{DATE}={NO_DATE}/")
         return restored(table, self._spark.read.schema(schema_of(table)).parquet(path))
 
-    def write_work(self, name: str, rows: DataFrame, *, split_by: str) -> DataFrame:
+    def write_no_rows(self, name: str) -> None:
+        """Write a table without rows, for which Spark would take as long as for a few."""
+        self.rows[name], self.counts[name] = 0, {}
+        self._create_empty(name, f"{DATE}={NO_DATE}/" if self._is_dated(name) else "")
+
+    def _is_dated(self, name: str) -> bool:
+        return bool(entry(name).dated_by) and not name.startswith("open.")
+
+    def _create_empty(self, name: str, folder: str) -> None:
+        path = f"{name.replace('.', '/')}/{folder}empty.parquet"
+        self._run.create(path, empty_file(entry(name)))
+
+    def write_work(self, name: str, rows: DataFrame, *split_by: str) -> DataFrame:
         """Like `write`, for rows that only this run needs: they are not committed."""
         path = f"{self._run.url}/{_WORK}/{name}"
-        rows.write.partitionBy(split_by).parquet(path)
+        rows.write.partitionBy(*split_by).parquet(path)
         return self._spark.read.schema(rows.schema).parquet(path)
 
     def commit(self) -> None:

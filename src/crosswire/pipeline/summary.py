@@ -55,7 +55,8 @@ ONLY_RECORDS: Final = (
 
 @dataclass(frozen=True)
 class Summary:
-    """Rows of each table (`gold.traffic`), the byte accounting of each protocol, and the duration.
+    """Rows of each table (`gold.traffic`), the byte accounting of each protocol, and the duration;
+    of a batch, `steps` has the parts that it consists of.
 
     `findings` counts the verdicts and the payload differences of gold.reconciliation, and the late,
     lost, doubled and damaged messages of gold.deliveries. `notes` are the tables that were left
@@ -70,6 +71,7 @@ class Summary:
     notes: list[str] = field(default_factory=list)
     packets: list[tuple[str, int, int]] = field(default_factory=list)
     refused: int = 0
+    steps: dict[str, float] = field(default_factory=dict)
 
     @property
     def seen(self) -> int:

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from crosswire.pipeline.tables.deliveries import deliveries, hops
 from crosswire.pipeline.tables.recalled_steps import recalled_facts, recalled_steps
 from crosswire.pipeline.tables.reconciliation import reconciliation
-from crosswire.pipeline.tables.steps import with_facts
+from crosswire.pipeline.tables.steps import with_facts, with_messages
 from tests.pipeline.conftest import Made
 from tests.pipeline.records import Records
 
@@ -113,8 +113,9 @@ def found(spark: SparkSession) -> Found:
             records.recorded(what, identifier=chat, destination="topic/chat", connection=connection)
     records.end(after_us=SECOND)
 
-    tables = records.tables(spark)
-    made = deliveries(*tables[3:], reconciliation(*tables), late_us=5 * SECOND)
+    *wire, ledger, envelopes = records.tables(spark)
+    steps = with_messages(ledger, envelopes)
+    made = deliveries(steps, envelopes, reconciliation(*wire, steps), late_us=5 * SECOND)
     rows: Found = {}
     for row in made.collect():
         rows.setdefault(row["destination"], []).append(row.asDict())
@@ -191,8 +192,9 @@ def test_what_is_open_becomes_late(spark: SparkSession) -> None:
         story(records, "waiting/dead")
     records.end(after_us=SECOND)
     ledger, envelopes = records.records(spark)
+    steps = with_messages(ledger, envelopes)
     for late_us, expected in ((SECOND // 2, [True, False]), (2 * SECOND, [False, False])):
-        found = deliveries(ledger, envelopes, late_us=late_us).where("id > 1").orderBy("id")
+        found = deliveries(steps, envelopes, late_us=late_us).where("id > 1").orderBy("id")
         rows = found.collect()
         assert [row["late"] for row in rows] == expected
         assert [row["on_wire"] for row in rows] == [None, None]

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from crosswire.envelope import SCHEDULED
 from crosswire.pipeline.sources.lake import from_records
 from crosswire.pipeline.tables.reconciliation import reconciliation
+from crosswire.pipeline.tables.steps import with_messages
 from tests.pipeline.records import Records
 
 Found = dict[str, list[dict[str, Any]]]
@@ -96,9 +97,9 @@ def found(spark: SparkSession) -> Found:
     records.recorded("delivered", payload=b"a", connection="nobody tapped it")
     records.end()
 
-    tables = records.tables(spark)
+    *wire, ledger, envelopes = records.tables(spark)
     rows: Found = {name: [] for name in records.connections}
-    for row in reconciliation(*tables).collect():
+    for row in reconciliation(*wire, with_messages(ledger, envelopes)).collect():
         rows[row["connection"]].append(row.asDict())
     return rows
 

@@ -150,17 +150,21 @@ def _check_spark() -> None:
 def _tables(folder: DemoFolder, progress: DemoProgress, *, quiet: bool) -> tuple[Summary, Facts]:
     from crosswire.cli.demo.figures import print_figures
     from crosswire.pipeline.batch import BatchJob, run_batch
+    from crosswire.pipeline.progress import Progress
     from crosswire.pipeline.report import write_report
     from crosswire.pipeline.sources.inputs import find_inputs
     from crosswire.pipeline.spark import SMALL_INPUT, start
 
     progress.line("\n4  Spark decodes the tapped bytes into tables")
+    times = Progress(quiet=quiet)
     batch = BatchJob(inputs=find_inputs([str(folder.folder)]), output=str(folder.tables))
-    spark = start(conf=SMALL_INPUT)
+    with times.step("starting Spark"):
+        spark = start(conf=SMALL_INPUT)
     try:
-        summary = run_batch(spark, batch, quiet=quiet)
+        summary = run_batch(spark, batch, progress=times)
     finally:
-        spark.stop()
+        with times.step("stopping Spark"):
+            spark.stop()
     progress.line(f"   {plural(summary.seen, 'byte')} decoded, all accounted for")
     facts = write_report(str(folder.tables), folder.report, made_us=time.time_ns() // 1000)
     if not quiet:

@@ -57,8 +57,6 @@ from crosswire.pipeline.tables.steps import (
     RETURNED,
     SETTLED,
     message_facts,
-    with_facts,
-    with_origins,
 )
 
 __all__ = ["LATE_US", "UNKNOWN", "deliveries", "hops", "missing_ranges", "unrecorded"]
@@ -68,8 +66,11 @@ LATE_US: Final = 5_000_000
 UNKNOWN: Final = "unknown"
 """Outcome of what the ledger has nothing of."""
 
-_HOP: Final = ("node", "id", "hop")
-_RECEIVER: Final = ("node", "id", "connection")
+# Ids first: these are the keys by which Spark sorts, and the other columns are texts that most rows
+# have in common.
+_MESSAGE: Final = ("id", "node")
+_HOP: Final = (*_MESSAGE, "hop")
+_RECEIVER: Final = (*_MESSAGE, "connection")
 _PURGED: Final = "purged"
 _RETENTION: Final = "retention"
 _OPEN: Final = ("waiting", "held")
@@ -80,30 +81,30 @@ _DEAD_LETTERS: Final = "^queue/.+/dead$"
 
 
 def deliveries(
-    ledger: DataFrame,
+    steps: DataFrame,
     envelopes: DataFrame,
     reconciled: DataFrame | None = None,
     *,
     late_us: int = LATE_US,
     missing: Iterable[MissingLakeRows] = (),
 ) -> DataFrame:
-    """The whole table, from `ledger` and `messages` of a lake, of which rows may be `missing`, and
-    gold.reconciliation if the hub's connections were tapped; `late_us` is the threshold of
-    `late`."""
+    """The whole table, from the steps of a ledger `with_messages`, and the `messages` (envelopes)
+    of a lake, of which rows may be `missing`; and from gold.reconciliation if the hub's connections
+    were tapped. `late_us` is the threshold of `late`."""
     holes = list(missing)
     # What is late while it is open is measured by the ledger's own time, not by this machine's
     # clock: the result does not depend on when the pipeline runs.
-    newest = ledger.groupBy("node").agg(F.max("time").alias("newest"))
-    facts = message_facts(envelopes)
-    steps = with_facts(with_origins(ledger), facts)
-    steps = steps.join(F.broadcast(newest), "node")
-    rows = hops(steps, reconciled, late_us=late_us, missing=holes)
+    newest = steps.groupBy("node").agg(F.max("time").alias("newest"))
+    with_newest = steps.join(F.broadcast(newest), "node")
+    rows = hops(with_newest, reconciled, late_us=late_us, missing=holes)
     # Nodes without a ledger are none of this table.
-    alone = facts.join(F.broadcast(newest), "node")
-    recorded = ledger.select("node", "id").distinct()
+    alone = message_facts(envelopes).join(F.broadcast(newest), "node")
+    recorded = steps.select("node", "id").distinct()
     without = unrecorded(alone, recorded, F.col("newest"), holes)
     rows = rows.unionByName(without, allowMissingColumns=True)
-    ranges = missing_ranges(ledger.sparkSession, holes)
+    if not holes:
+        return rows
+    ranges = missing_ranges(steps.sparkSession, holes)
     return rows.unionByName(ranges, allowMissingColumns=True)
 
 
@@ -121,7 +122,7 @@ def unrecorded(
     later = F.when(F.col("time") >= newest, _ENDS_BEFORE)
     return _unknown(
         facts.where(F.col("kind") != RESPONSE)
-        .join(recorded, ["node", "id"], "left_anti")
+        .join(recorded, list(_MESSAGE), "left_anti")
         .withColumn("reason", F.coalesce(hole, later, F.lit(_NO_STEP)))
         .select(
             "node",
@@ -229,13 +230,13 @@ def _resumed(steps: DataFrame) -> DataFrame:
         )
         .where(F.col("is_delivered") != F.col("is_ended"))
     )
-    nth = F.row_number().over(Window.partitionBy("node", "id", "is_delivered").orderBy("first"))
+    nth = F.row_number().over(Window.partitionBy(*_MESSAGE, "is_delivered").orderBy("first"))
     receivers = receivers.withColumn("nth", nth)
     earlier = receivers.where("is_delivered").select(
         "node", "id", "nth", F.col("connection").alias("first_connection")
     )
     later = receivers.where("NOT is_delivered").select(*_RECEIVER, "nth")
-    return later.join(earlier, ["node", "id", "nth"]).drop("nth")
+    return later.join(earlier, [*_MESSAGE, "nth"]).drop("nth")
 
 
 def _with_hop(steps: DataFrame, resumed: DataFrame) -> DataFrame:
@@ -246,7 +247,7 @@ def _with_hop(steps: DataFrame, resumed: DataFrame) -> DataFrame:
     # the last receiver before them.
     receiver = F.coalesce("first_connection", F.nullif("connection", F.lit("")))
     before = F.last(receiver, ignorenulls=True).over(
-        Window.partitionBy("node", "id")
+        Window.partitionBy(*_MESSAGE)
         .orderBy("seq")
         .rowsBetween(Window.unboundedPreceding, Window.currentRow)
     )
@@ -285,7 +286,7 @@ def _by_hop(steps: DataFrame) -> DataFrame:
             F.min("time").alias("first_time"),
         )
     )
-    messages = steps.groupBy("node", "id").agg(
+    messages = steps.groupBy(*_MESSAGE).agg(
         F.first("accepted_by").alias("producer"),
         F.first("kind").alias("kind"),
         F.max("intact").alias("intact"),
@@ -295,7 +296,7 @@ def _by_hop(steps: DataFrame) -> DataFrame:
             "counted"
         ),
     )
-    joined = messages.join(moved, ["node", "id"], "left")
+    joined = messages.join(moved, list(_MESSAGE), "left")
     return (
         joined.withColumn(
             "destination", F.coalesce(F.col("producer.destination"), F.col("step_destination"))
@@ -348,7 +349,7 @@ def _with_wire(
         return hops
     received = (
         reconciled.where((F.col("way") == IN) & (F.col("verdict") == EQUAL))
-        .groupBy("node", "id")
+        .groupBy(*_MESSAGE)
         .agg(F.min("wire_time").alias("sent"))
     )
     verdict = F.col("verdict")
@@ -373,7 +374,7 @@ def _with_wire(
             F.min("same_payload").alias("same_payload"),
         )
     )
-    return hops.join(received, ["node", "id"], "left").join(sent_out, list(_HOP), "left")
+    return hops.join(received, list(_MESSAGE), "left").join(sent_out, list(_HOP), "left")
 
 
 # --------------------------------------------------------------------------------------- verdicts

@@ -50,7 +50,7 @@ def with_leaving(steps: DataFrame) -> DataFrame:
     ledger begins was never counted as waiting.
     """
     is_end = F.col("step").isin(*ENDS)
-    first = F.min(F.when(is_end, F.col("seq"))).over(Window.partitionBy("node", "id"))
+    first = F.min(F.when(is_end, F.col("seq"))).over(Window.partitionBy("id", "node"))
     leaves = is_end & (F.col("seq") == first) & F.col("accepted_by").isNotNull()
     return steps.withColumn("leaves", F.coalesce(leaves, F.lit(False)))
 

@@ -68,7 +68,6 @@ from crosswire.pipeline.tables.steps import (
     DELIVERED,
     FAILED,
     RETURNED,
-    with_messages,
 )
 
 __all__ = [
@@ -110,22 +109,21 @@ def reconciliation(
     messages: DataFrame,
     frames: DataFrame,
     directions: DataFrame,
-    ledger: DataFrame,
-    envelopes: DataFrame,
+    steps: DataFrame,
     missing: Iterable[MissingLakeRows] = (),
 ) -> DataFrame:
-    """The whole table, from `messages`, `frames` and `directions` of the wire, and from the
-    `ledger` and the `messages` (envelopes) of a lake, of which rows may be `missing`."""
-    nodes = F.broadcast(ledger.select("node").distinct())
-    on_wire = wire_passages(messages.join(nodes, "node", "left_semi"))
+    """The whole table, from `messages`, `frames` and `directions` of the wire, and from the steps
+    of a hub's ledger `with_messages` of its lake, of which rows may be `missing`."""
+    newest = steps.groupBy("node").agg(F.max("time").alias("newest"))
+    on_wire = wire_passages(messages.join(F.broadcast(newest), "node", "left_semi"))
     rows = both_sides(
         with_replies(on_wire, replies(frames)),
-        ledger_passages(with_messages(ledger, envelopes)),
+        ledger_passages(steps),
         tapped_connections(directions, _links(frames)),
     )
-    horizon = F.broadcast(_horizon(directions, ledger))
+    horizon = F.broadcast(_horizon(directions, newest))
     compared = compare(rows).join(horizon, "node", "left")
-    judged = judge(compared, counted_topics(ledger), missing)
+    judged = judge(compared, counted_topics(steps), missing)
     return reconciliation_rows(judged.where(~F.col("left_out")))
 
 
@@ -143,9 +141,23 @@ def both_sides(on_wire: DataFrame, in_ledger: DataFrame, connections: DataFrame)
 def compare(rows: DataFrame, *more: Column, wire_columns: tuple[str, ...] = ()) -> DataFrame:
     """Each row with its partner, or alone, as the structs `wire` and `ledger`; `more` are
     aggregates of the two, and `wire_columns` are in `wire` too."""
-    # One shuffle serves all windows and the aggregation below: their keys begin with these.
-    rows = rows.repartition("node", "line").withColumn("stage", F.lit(None).cast("int"))
-    rows = rows.withColumn("turn", F.lit(None).cast("bigint"))
+    # What the comparison does not look at is packed: each sort and window copies one column then,
+    # instead of twenty.
+    packed = {
+        side: F.when(F.col("side") == side, F.struct(*columns))
+        for side, columns in ((_WIRE, (*_WIRE_COLUMNS, *wire_columns)), (_LEDGER, _LEDGER_COLUMNS))
+    }
+    others = {*rows.columns} - {*_WIRE_COLUMNS, *wire_columns, *_LEDGER_COLUMNS}
+    kept = [name for name in rows.columns if name in others or name in _COMPARED]
+    rows = rows.select(
+        *kept,
+        *(column.alias(side) for side, column in packed.items()),
+        F.xxhash64(*_LINE).alias("line_hash"),
+        F.lit(None).cast("int").alias("stage"),
+        F.lit(None).cast("bigint").alias("turn"),
+    )
+    # One shuffle serves all windows and the aggregation below: all have these two in their keys.
+    rows = rows.repartition("node", "line")
     for stage, by in enumerate(("id", "crc", "name")):
         rows = _match(rows, stage, by)
     # A row without partner is its own group: nothing else has its side, connection and position.
@@ -156,12 +168,12 @@ def compare(rows: DataFrame, *more: Column, wire_columns: tuple[str, ...] = ()) 
         .when(F.col("stage") == 2, F.col("name"))
     )
     return (
-        rows.withColumn("alone", alone)
-        .withColumn("key", key)
-        .groupBy(*_LINE, "stage", "key", "turn", "alone")
+        rows.withColumns({"alone": alone, "key": key})
+        .withColumn("pair_hash", F.xxhash64("line_hash", "stage", "key", "turn", "alone"))
+        .groupBy("pair_hash", *_LINE, "stage", "key", "turn", "alone")
         .agg(
-            _one(_WIRE, (*_WIRE_COLUMNS, *wire_columns)),
-            _one(_LEDGER, _LEDGER_COLUMNS),
+            F.max(_WIRE).alias(_WIRE),
+            F.max(_LEDGER).alias(_LEDGER),
             # Both rows may be of different connections of a Relink link: the worse one counts.
             F.min("whole").alias("whole"),
             F.min("written_until").alias("written_until"),
@@ -208,10 +220,8 @@ _BOTH: Final = ("connection", "protocol", "destination", "kind", "time", "positi
 """Columns of both sides; `position` is the offset on the wire, the row's number in the ledger."""
 _WIRE_COLUMNS: Final = (*_BOTH, "acknowledged", "is_refused", "broken", "sequence", "refuses")
 _LEDGER_COLUMNS: Final = (*_BOTH, "attempt", "step", "returned", "intact", "subscription")
-
-
-def _one(side: str, columns: tuple[str, ...]) -> Column:
-    return F.max(F.when(F.col("side") == side, F.struct(*columns))).alias(side)
+_COMPARED: Final = ("connection", "position", "id", "crc", "name", "time", "acknowledged")
+"""Columns of a side that matching looks at."""
 
 
 def wire_passages(messages: DataFrame) -> DataFrame:
@@ -276,24 +286,7 @@ def with_replies(on_wire: DataFrame, replies: DataFrame) -> DataFrame:
     """
     if "reply_ok" not in on_wire.columns:
         on_wire = on_wire.withColumn("reply_ok", F.lit(None).cast("boolean"))
-    one_by_one = _with_own_replies(on_wire.where(_has_own_reply()), replies.where(_has_own_reply()))
-    # Relink acknowledges all messages of a channel up to a sequence number.
-    up_to = (
-        replies.where(
-            (F.col("protocol") == "relink") & F.col("status").isin("consumed", "committed")
-        )
-        .groupBy(*_CONNECTION, F.col("correlation").alias("channel"))
-        .agg(F.max("sequence").alias("upto"))
-    )
-    covered = (F.col("way") == IN) & (F.col("kind") != RESPONSE)
-    covered &= F.col("sequence") <= F.col("upto")
-    others = (
-        on_wire.where(~_has_own_reply())
-        .withColumn("channel", F.split("correlation", ":")[0])
-        .join(up_to, [*_CONNECTION, "channel"], "left")
-        .withColumn("reply_ok", F.coalesce("reply_ok", F.when(covered, True)))
-        .drop("channel", "upto")
-    )
+    rows = _with_found_replies(on_wire, replies)
     by_sequence = F.col("sequence").isNotNull() & (F.col("protocol") == "relink")
     is_acknowledged = (
         F.when(F.col("way") != IN, None)
@@ -304,33 +297,57 @@ def with_replies(on_wire: DataFrame, replies: DataFrame) -> DataFrame:
     # A call that failed was accepted all the same: its response is no refusal.
     is_refused = F.coalesce(~F.col("reply_ok"), F.lit(False)) & (F.col("way") == IN)
     is_refused &= F.col("kind").isin(SEND, PUBLISH)
-    rows = one_by_one.unionByName(others).withColumn("acknowledged", is_acknowledged)
-    rows = rows.withColumn("is_refused", is_refused)
     undecided = F.col("acknowledged").isNotNull() & F.col("reply_ok").isNull()
+    rows = rows.withColumns({"acknowledged": is_acknowledged, "is_refused": is_refused})
     return rows.withColumn("undecided", undecided)
 
 
-def _with_own_replies(on_wire: DataFrame, replies: DataFrame) -> DataFrame:
-    """The first reply after a message decides: identifiers may be used again."""
-    found = replies.select(
-        *_CONNECTION, "correlation", "time", (F.col("status") == "success").alias("ok")
+def _with_found_replies(on_wire: DataFrame, replies: DataFrame) -> DataFrame:
+    """Passages with `reply_ok` of the reply to each.
+
+    Where each message has its own reply, the first one after it decides: identifiers may be used
+    again. Relink acknowledges all messages of a channel up to a sequence number.
+    """
+    relink = F.col("protocol") == "relink"
+    is_covering = relink & F.col("status").isin("consumed", "committed")
+    found = replies.where(_has_own_reply() | is_covering).select(
+        *_CONNECTION,
+        F.col("correlation").alias("replied_to"),
+        "time",
+        F.when(_has_own_reply(), F.col("status") == "success").alias("ok"),
+        F.when(is_covering, F.col("sequence")).alias("up_to"),
     )
-    rows = on_wire.withColumn("is_passage", F.lit(True)).unionByName(
-        found, allowMissingColumns=True
-    )
+    channel = F.when(relink, F.split("correlation", ":")[0])
+    replied_to = F.when(_has_own_reply(), F.col("correlation")).otherwise(channel)
+    rows = on_wire.withColumns({"replied_to": replied_to, "is_passage": F.lit(True)})
+    rows = rows.unionByName(found, allowMissingColumns=True)
+    # The hash goes first for the same reason as in `_match`.
+    key = (*_CONNECTION, "replied_to")
+    rows = rows.withColumn("reply_hash", F.xxhash64(*key))
     # A window over both kinds of rows in the order of time, instead of a join by time, which
-    # would compare every message with every reply of its correlation. A message sorts before a
-    # reply of the same microsecond.
-    later = (
-        Window.partitionBy(*_CONNECTION, "correlation")
-        .orderBy("time", F.col("is_passage").desc_nulls_last())
-        .rowsBetween(Window.currentRow, Window.unboundedFollowing)
+    # would compare every message with every reply of its correlation. A message comes before a
+    # reply of the same microsecond. The latest row comes first: Spark would go through all
+    # following rows again for each one, but adds up preceding ones as it goes.
+    latest_first = Window.partitionBy("reply_hash", *key).orderBy(
+        F.col("time").desc(), F.col("is_passage").asc_nulls_first()
     )
-    first = F.first("ok", ignorenulls=True).over(later)
+    later = latest_first.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    whole = latest_first.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    rows = rows.withColumns(
+        {
+            "first_ok": F.last("ok", ignorenulls=True).over(later),
+            "acknowledged_up_to": F.max("up_to").over(whole),
+        }
+    )
+    came_in = F.col("way") == IN
+    is_covered = came_in & (F.col("kind") != RESPONSE) & F.col("replied_to").isNotNull()
+    is_covered &= F.col("sequence") <= F.col("acknowledged_up_to")
+    reply_ok = F.coalesce(
+        "reply_ok", F.when(came_in, F.col("first_ok")), F.when(is_covered, F.lit(True))
+    )
+    made = ("replied_to", "is_passage", "ok", "up_to", "reply_hash", "first_ok")
     return (
-        rows.withColumn("reply_ok", F.coalesce("reply_ok", F.when(F.col("way") == IN, first)))
-        .where("is_passage")
-        .drop("is_passage", "ok")
+        rows.where("is_passage").withColumn("reply_ok", reply_ok).drop(*made, "acknowledged_up_to")
     )
 
 
@@ -364,7 +381,7 @@ def ledger_passages(steps: DataFrame) -> DataFrame:
     """The passages that the ledger has recorded, from its steps `with_messages`."""
     step = F.col("step")
     returned = F.max(F.when(step == RETURNED, True)).over(
-        Window.partitionBy("node", "id", "connection", "attempt")
+        Window.partitionBy("id", "node", "connection", "attempt")
     )
     # The ledger notes the end of a call with the provider; the answer goes to the caller.
     ended = step.isin(ANSWERED, FAILED)
@@ -441,10 +458,9 @@ def _links(frames: DataFrame) -> DataFrame:
     )
 
 
-def _horizon(directions: DataFrame, ledger: DataFrame) -> DataFrame:
-    """By node: the time up to which both sides have rows."""
+def _horizon(directions: DataFrame, newest: DataFrame) -> DataFrame:
+    """By node: the time up to which both sides have rows; `newest` is that of the ledger."""
     recorded = directions.groupBy("node").agg(F.max("last_time").alias("recorded"))
-    newest = ledger.groupBy("node").agg(F.max("time").alias("newest"))
     return newest.join(recorded, "node").select(
         "node", F.least("recorded", "newest").alias("horizon")
     )
@@ -472,21 +488,34 @@ def _match(rows: DataFrame, stage: int, key: str) -> DataFrame:
     nearly always equal payloads, a destination is better than nothing.
     """
     is_free = F.col("stage").isNull() & F.col(key).isNotNull()
-    rows = rows.withColumn("wanted", F.when(is_free, F.col(key).cast("string")))
+    wanted = F.when(is_free, F.col(key))
+    # Sorting by texts that most rows have in common would take most of the time: a hash of them
+    # goes first, which differs. Rows that are not free get hashes of their own.
+    group_hash = F.xxhash64("line_hash", wanted, F.when(~is_free, F.col("position")))
+    rows = rows.withColumns({"wanted": wanted, "group_hash": group_hash})
     # The ledger is in order by its sequence numbers, also where its clock was set back.
     time = F.when(F.col("side") == _WIRE, F.col("time"))
     in_order = (F.coalesce("acknowledged", F.lit(True)).desc(), time, "position")
-    turn = F.row_number().over(Window.partitionBy(*_LINE, "wanted", "side").orderBy(*in_order))
-    rows = rows.withColumn("next", turn)
-    # A pair has both sides, so its lowest and highest side differ; a group of one has the same.
-    pair = Window.partitionBy(*_LINE, "wanted", "next")
-    is_paired = is_free & (F.min("side").over(pair) != F.max("side").over(pair))
-    return (
-        rows.withColumn("paired", is_paired)
-        .withColumn("stage", F.when(F.col("paired"), F.lit(stage)).otherwise(F.col("stage")))
-        .withColumn("turn", F.when(F.col("paired"), F.col("next")).otherwise(F.col("turn")))
-        .drop("wanted", "next", "paired")
+    group = Window.partitionBy("group_hash", *_LINE, "wanted").orderBy("side", *in_order)
+    whole = group.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    in_ledger = F.col("side") == _LEDGER
+    rows = rows.withColumns(
+        {
+            "next": F.row_number().over(group),
+            "of_ledger": F.count_if(in_ledger).over(whole),
+            "of_wire": F.count_if(~in_ledger).over(whole),
+        }
     )
+    # The ledger's rows are the first of their group. Turns have no holes, so both sides have an
+    # n-th row if n is not above the number of either.
+    turn = F.when(in_ledger, F.col("next")).otherwise(F.col("next") - F.col("of_ledger"))
+    is_paired = is_free & (turn <= F.least("of_ledger", "of_wire"))
+    return rows.withColumns(
+        {
+            "stage": F.when(is_paired, F.lit(stage)).otherwise(F.col("stage")),
+            "turn": F.when(is_paired, turn).otherwise(F.col("turn")),
+        }
+    ).drop("wanted", "group_hash", "next", "of_ledger", "of_wire")
 
 
 def _verdict() -> Column:

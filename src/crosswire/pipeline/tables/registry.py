@@ -201,7 +201,11 @@ class TableRun:
             others.append(lambda: self._conversations(tables))
         if driver.wants("topology"):
             others.append(lambda: self._topology(tables))
-        driver.run([*silver, *others] if driver.silver_first else [*others, *silver])
+        if driver.silver_first:
+            driver.run(silver)
+            driver.run(others)
+        else:
+            driver.run([*others, *silver])
 
     def from_records(self, envelopes: DataFrame | None) -> None:
         """Write the tables of a hub that did not tap its connections."""
@@ -220,16 +224,18 @@ class TableRun:
         """What needs the counts of connections: accounting, sessions, and the ledger's tables."""
         frame_rows, violation_rows = tables.split("frames"), tables.split("violations")
         counts = self._driver.counts(tables.directions, frame_rows, violation_rows)
-        self._account(tables.directions, counts, frame_rows, violation_rows)
-        if self._driver.wants("sessions"):
-            rows = by_session(counts.connections, F.bool_and("final").alias(KEPT))
-            is_open = F.col("ended") == OPEN
-            self._driver.write(
-                "sessions", rows.withColumn(TARGET_TABLE, _target("sessions", is_open))
-            )
-        self._driver.ledger_tables(
-            DecodedBatch(tables.rows("messages"), frame_rows[0], tables.directions, counts)
-        )
+        wire = DecodedBatch(tables.rows("messages"), frame_rows[0], tables.directions, counts)
+
+        def of_connections() -> None:
+            self._account(tables.directions, counts, frame_rows, violation_rows)
+            if self._driver.wants("sessions"):
+                rows = by_session(counts.connections, F.bool_and("final").alias(KEPT))
+                is_open = F.col("ended") == OPEN
+                self._driver.write(
+                    "sessions", rows.withColumn(TARGET_TABLE, _target("sessions", is_open))
+                )
+
+        self._driver.run([lambda: self._driver.ledger_tables(wire), of_connections])
 
     def _account(
         self, direction_rows: DataFrame, counts: Counts, frame_rows: Split, violation_rows: Split

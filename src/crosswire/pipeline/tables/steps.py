@@ -131,8 +131,9 @@ def with_origins(ledger: DataFrame) -> DataFrame:
         found["is_moved"] |= F.coalesce("is_moved", F.lit(False))
         found["is_answer"] |= F.coalesce("is_answer", F.lit(False))
     own = [name for name in ledger.columns if name not in found]
-    rows = ledger.join(neighbours, ["node", "seq"], "left")
-    return rows.join(replays.where(F.col("id").isNotNull()), ["node", "id"], "left").select(
+    # Numbers first: Spark sorts by these, and most rows have the node in common.
+    rows = ledger.join(neighbours, ["seq", "node"], "left")
+    return rows.join(replays.where(F.col("id").isNotNull()), ["id", "node"], "left").select(
         *own, *(column.alias(name) for name, column in found.items())
     )
 
@@ -150,13 +151,13 @@ def with_facts(steps: DataFrame, facts: DataFrame) -> DataFrame:
         F.col("step") == ACCEPTED, F.struct("time", "destination", "protocol", "connection")
     )
     of_envelope = facts.select("node", "id", "kind", "crc", "intact", "is_scheduled")
-    return steps.join(of_envelope, ["node", "id"], "left").select(
+    return steps.join(of_envelope, ["id", "node"], "left").select(
         *steps.columns,
         "kind",
         "crc",
         "intact",
         F.coalesce("is_scheduled", F.lit(False)).alias("is_scheduled"),
-        F.max(accepted).over(Window.partitionBy("node", "id")).alias("accepted_by"),
+        F.max(accepted).over(Window.partitionBy("id", "node")).alias("accepted_by"),
     )
 
 
