@@ -187,7 +187,7 @@ SENTENCES = [
     f"up to {sign_ins._LONGEST_S:g} s",
     f"after {sign_ins._FIRST_S:g} s",
     f"at least {slots._LEAST_PASSING} ",
-    f"A turn has up to {tls_acceptor._BEGUN_AT_ONCE} handshakes",
+    f"A turn has up to {tls_acceptor._CONTINUED_AT_ONCE} handshakes",
     f"{retries._CAUSE_CHARACTERS // 1024} Ki characters",
     f"After {turns.TURN_S * 1000:g} ms of a turn",
     f"in parts of about {turns.QUANTUM_S * 1000:g} ms",
