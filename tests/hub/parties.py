@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
+from unittest import mock
 
 from crosswire.envelope import Envelope
+from crosswire.errors import StoreFull
 from crosswire.hub.attachment import Attachment, Delivery, Notice
 from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import LedgerPeer
@@ -13,7 +17,7 @@ from crosswire.hub.services import Answer, Call, Provider
 from crosswire.store.contract import StoreLimits
 from crosswire.store.memory import MemoryDisk, MemoryStore
 
-__all__ = ["Bench", "Caller", "Recorder", "Server", "publish", "send"]
+__all__ = ["Bench", "Caller", "Recorder", "Server", "no_ids", "publish", "send"]
 
 
 class Recorder:
@@ -179,3 +183,13 @@ def publish(payload: bytes = b"", topic: str = "topic/t", **fields: object) -> E
         connection="p",
         **fields,  # type: ignore[arg-type]
     )
+
+
+@contextmanager
+def no_ids(bench: Bench) -> Iterator[None]:
+    """All ids of the block are given out, and there is no room to reserve others."""
+    store = bench.hub.store
+    full = StoreFull("there is no room on the disk")
+    with mock.patch.object(store, "_save_copies", side_effect=full):
+        store._reserved_id = store._next_id
+        yield

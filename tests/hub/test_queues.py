@@ -13,7 +13,7 @@ from crosswire.hub.hub import Hub
 from crosswire.hub.ledger import Step
 from crosswire.hub.policies import HubConfig, QueuePolicy, Retry
 from crosswire.hub.seals import Seal
-from tests.hub.parties import Bench, Recorder, send
+from tests.hub.parties import Bench, Recorder, no_ids, send
 from tests.store.busy import BusyStore
 
 
@@ -578,6 +578,17 @@ def test_what_a_peer_held_is_all_that_is_read_for_it_after_a_restart() -> None:
     bench.consume("queue/q", Recorder(), window=2, holding=taker.ids)
     memory = bench.hub.queue("queue/q").memory
     assert len(memory.items) <= 2 + 8
+
+
+def test_producers_are_refused_while_no_ids_can_be_reserved() -> None:
+    bench = Bench()
+    (before,) = bench.produce(send(b"before"))
+    with no_ids(bench):
+        receipt = bench.hub.produce([send(b"x"), send(b"y")], bench.now)
+        assert receipt.done and receipt.ids == [0, 0]
+        assert [type(receipt.refused[index]) for index in (0, 1)] == [StoreFull, StoreFull]
+    (after,) = bench.produce(send(b"after"))
+    assert after > before and bench.hub.queue("queue/q").length == 2
 
 
 def test_a_full_disk_stops_producers_only() -> None:

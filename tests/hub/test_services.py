@@ -17,7 +17,7 @@ from crosswire.errors import (
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.policies import HubConfig, ServicePolicy
 from crosswire.hub.services import Call, Provider
-from tests.hub.parties import Bench, Caller, Server
+from tests.hub.parties import Bench, Caller, Server, no_ids
 
 
 def request(payload: bytes = b"?", service: str = "service/s") -> Envelope:
@@ -155,3 +155,17 @@ def test_a_call_to_what_is_no_service_is_refused() -> None:
     assert [type(each) for each in caller.answers] == [InvalidDestination]
     with pytest.raises(InvalidDestination):
         provide(bench, Server(), "topic/t")
+
+
+def test_calls_and_answers_are_refused_while_no_ids_can_be_reserved() -> None:
+    bench, server, caller = Bench(), Server(), Caller()
+    provider = provide(bench, server)
+    (waiting,) = call(bench, caller)
+    with no_ids(bench):
+        (refused,) = call(bench, caller)
+        assert refused.is_done
+        assert provider.answer(waiting.id, response(b"!"), bench.now)
+    assert [type(answer) for answer in caller.answers] == [DestinationFull, DestinationFull]
+    (again,) = call(bench, caller)
+    assert provider.answer(again.id, response(b"!"), bench.now)
+    assert isinstance(caller.answers[-1], Envelope)

@@ -12,7 +12,7 @@ import msgspec
 
 from crosswire.commitlog.contract import AcceptedMessages, Receipt
 from crosswire.envelope import MICROSECONDS, ONLY_FOR, Envelope, encode, encode_run, stamp_run
-from crosswire.errors import HubError, InvalidDestination, InvalidEnvelope
+from crosswire.errors import HubError, InvalidDestination, InvalidEnvelope, StoreError
 from crosswire.hub.core import Core
 from crosswire.hub.destinations import Destinations
 from crosswire.hub.ledger import LedgerPeer, Step
@@ -66,7 +66,13 @@ class Intake:
         """
         self._loop.now = now
         count = len(envelopes)
-        first = self._store.reserve(count) if count else 0
+        try:
+            first = self._store.reserve(count) if count else 0
+        except StoreError as error:
+            # Rare: ids are reserved with commits, unless these have failed for long.
+            refused = Receipt([0] * count, dict.fromkeys(range(count), error))
+            refused.finish()
+            return refused
         receipt = Receipt(list(range(first, first + count)), {})
         waits = False
         published: list[tuple[Topic, Audience, list[Envelope]]] = []

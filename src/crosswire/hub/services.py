@@ -19,6 +19,7 @@ from crosswire.errors import (
     InvalidEnvelope,
     NoProvider,
     ProviderLost,
+    StoreError,
 )
 from crosswire.hub.attachment import Delivery, Window
 from crosswire.hub.core import Core
@@ -42,6 +43,7 @@ that share their window."""
 _numbers = count()
 
 
+_NO_IDS: Final = "the hub's disk takes nothing more"
 Answer: TypeAlias = Envelope | CallError | DestinationFull | InvalidDestination | InvalidEnvelope
 
 
@@ -347,13 +349,23 @@ class Services:
         timeout_s: float | None,
     ) -> list[Call]:
         """Call services: see `Hub.call`."""
-        first = self._store.reserve(len(envelopes))
         now_us = int(now * MICROSECONDS)
         due = now + (self.policy.deadline_s if timeout_s is None else timeout_s)
         calls: list[Call] = []
         given: dict[Provider, list[Delivery]] = {}
         failed: list[tuple[Call, Answer]] = []
         holder = self._core.holders.of(peer.principal, peer.connection)
+        try:
+            first = self._store.reserve(len(envelopes))
+        except StoreError:
+            # Rare: ids are reserved with commits, unless these have failed for long.
+            for envelope in envelopes:
+                call = Call(envelope, due, peer, answered, holder)
+                call.is_done = True
+                calls.append(call)
+                self._loop.defer("answer", answered, call, DestinationFull(_NO_IDS))
+            self._loop.pump(now)
+            return calls
         for envelope in stamp_run(
             envelopes, self._store.node, first, self._core.wall.stamp_us(now_us)
         ):
@@ -468,7 +480,13 @@ class Services:
         )
         now_us = int(now * MICROSECONDS)
         time_us = self._core.wall.stamp_us(now_us)
-        response = stamp(response, self._store.node, self._store.reserve(1), time_us)
+        try:
+            response_id = self._store.reserve(1)
+        except StoreError:
+            self._finish(call, DestinationFull(_NO_IDS), now)
+            self._loop.pump(now)
+            return True
+        response = stamp(response, self._store.node, response_id, time_us)
         record = encode(response)
         if call.service is not None:
             self._journal(call.service.name, response, record, now)
