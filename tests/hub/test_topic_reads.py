@@ -114,3 +114,24 @@ def test_what_can_not_be_read_is_read_a_second_later(
     bench.wait(1.1)
     bench.commit()
     assert taker.payloads == EXPECTED
+
+
+@pytest.mark.failing_callbacks
+@pytest.mark.parametrize("name", ["", "named"])
+def test_what_can_not_be_taken_is_read_a_second_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """As with few topics, where who reads gets the exception."""
+    taker = Recorder()
+    with monkeypatch.context() as patch:
+
+        def fail(*_: object) -> None:
+            raise OSError("for a test")
+
+        patch.setattr("crosswire.hub.damage.DamageReports.decode_or_set_aside", fail)
+        bench.subscribe("topic/#", taker, name=name, start="earliest", window=1000)
+        bench.commit()
+        assert taker.payloads == []
+    bench.wait(1.1)
+    bench.commit()
+    assert taker.payloads == EXPECTED
