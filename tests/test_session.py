@@ -241,3 +241,27 @@ async def test_large_frames_take_turns_of_their_own() -> None:
     assert world.of("small")[0][0] <= turns[1]
     for peer in (*peers, small):
         peer.close()
+
+
+async def test_what_a_part_of_a_long_frame_holds_is_counted() -> None:
+    """The parts after the first come without a read, and to a session that held nothing."""
+
+    class InParts(EmpConnection):
+        def receive_data(self, data: bytes, now: float) -> None:
+            self._later = data
+            self.has_backlog = True
+
+        def catch_up(self, now: float) -> None:
+            self.has_backlog = False
+            super().receive_data(self._later, now)
+
+    world, (ours, theirs) = World(), socket.socketpair()
+    _, session = await asyncio.get_running_loop().create_connection(
+        lambda: Session(lambda now: InParts("server", now), Owner(world, "a"), turns=world.turns),
+        sock=ours,
+    )
+    with theirs:
+        theirs.sendall(serialize(Hello(1)) + requests(1, 2000))
+        await until(world, "a", 1)
+        assert session._held_bytes > 2000
+        session.abort()

@@ -312,13 +312,13 @@ class Session(asyncio.Protocol):
                 share.later(LARGE_S)
                 return
             self._is_decoded = False
-            self._turn()
+            self._turn(is_read=True)
             if self._unread:
                 share.later()
                 return
         if self.connection.has_backlog and not self._leaving:
             self.connection.catch_up(self.read_at)
-            self._turn()
+            self._turn(is_read=True)
             if self._unread or self.connection.has_backlog:
                 share.later()
                 return
@@ -474,10 +474,10 @@ class Session(asyncio.Protocol):
 
     # The turn: events out, bytes out, timers.
 
-    def _turn(self) -> None:
+    def _turn(self, *, is_read: bool = False) -> None:
         if self._turns is not None:
             self._turns.enter()
-        self._exchange()
+        self._exchange(is_read=is_read)
 
     def _exchange(self, *, is_read: bool = False) -> None:
         """Hand events over, and write what the connection and its owner have to send; `is_read` if

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from crosswire.commitlog.contract import CommitGroup
+from crosswire.commitlog.contract import CommitGroup, Receipt
 from crosswire.errors import StoreError, StoreFailed, StoreFull
 from crosswire.hub.commits import CommitStage
 from tests.hub.parties import Bench, Recorder, send
@@ -145,3 +145,21 @@ def test_a_start_finds_nothing_of_a_group_that_was_written_and_not_synced(
     assert bench.store.damage == []
     assert (bench.store.next_row, bench.hub.trace(receipt.ids[0])) == (rows, [])
     assert [each.payload for each in bench.hub.queue("queue/q").browse(0, 10)] == [b"kept"]
+
+
+def test_listeners_that_come_and_go_with_a_receipt_do_so_from_the_next_group_on() -> None:
+    bench = Bench()
+    seen: list[str] = []
+    gained: list[str] = []
+    going, coming = Noting(CommitStage.METRICS, seen), Noting(CommitStage.METRICS, gained)
+    going.listen(bench)
+
+    def change(_receipt: Receipt) -> None:
+        bench.hub.commits.remove_listener(going.committed)
+        coming.listen(bench)
+
+    bench.hub.produce([send(b"", durable=True)], bench.now).add_done_callback(change)
+    bench.commit()
+    assert (len(seen), len(gained)) == (1, 0)
+    bench.produce(send())
+    assert (len(seen), len(gained)) == (1, 1)

@@ -7,6 +7,8 @@ from typing import cast
 import pytest
 
 from crosswire.hub import topic_reads
+from crosswire.hub.attachment import DeliveryGap
+from crosswire.hub.policies import HubConfig, TopicPolicy
 from crosswire.hub.subscribers import Subscriber
 from crosswire.hub.subscriptions import Subscription
 from crosswire.hub.topic_reads import _PartialRead
@@ -114,3 +116,53 @@ def test_what_can_not_be_read_is_read_a_second_later(
     bench.wait(1.1)
     bench.commit()
     assert taker.payloads == EXPECTED
+
+
+@pytest.mark.failing_callbacks
+@pytest.mark.parametrize("name", ["", "named"])
+def test_what_can_not_be_taken_is_read_a_second_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """As with few topics, where who reads gets the exception."""
+    taker = Recorder()
+    with monkeypatch.context() as patch:
+
+        def fail(*_: object) -> None:
+            raise OSError("for a test")
+
+        patch.setattr("crosswire.hub.damage.DamageReports.decode_or_set_aside", fail)
+        bench.subscribe("topic/#", taker, name=name, start="earliest", window=1000)
+        bench.commit()
+        assert taker.payloads == []
+    bench.wait(1.1)
+    bench.commit()
+    assert taker.payloads == EXPECTED
+
+
+@pytest.mark.parametrize("name", ["", "named"])
+def test_what_retention_deletes_between_the_parts_is_reported(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(topic_reads, "_AT_ONCE", 4)
+    bench = Bench(HubConfig(topic=TopicPolicy(retention_s=7200.0, durable=True)))
+    if name:
+        bench.subscribe("topic/#", Recorder(), name=name, start="earliest").close(bench.now)
+    ids = bench.produce(*(publish(b"", f"topic/t/{number}") for number in range(TOPICS)))
+    bench.now += 4 * 3600
+    bench.kill()
+    dispatch = _PartialRead.dispatch
+    parts: list[int] = []
+
+    def reclaim_after_two(self: _PartialRead, now: float) -> None:
+        dispatch(self, now)
+        parts.append(1)
+        if len(parts) == 2:
+            bench.hub.topic(f"topic/t/{TOPICS - 1}").retain(bench.now)
+            bench.commit()
+
+    monkeypatch.setattr(_PartialRead, "dispatch", reclaim_after_two)
+    taker = Recorder()
+    bench.subscribe("topic/#", taker, name=name, start="earliest", window=1000)
+    bench.commit()
+    assert taker.ids == ids[:-1]
+    assert taker.notices == [DeliveryGap(1, ids[-1], "retention")]

@@ -90,6 +90,47 @@ async def test_many_are_disconnected_in_parts_and_confirmed_after_the_last(
     assert confirmed[-1] == "at once"
 
 
+async def test_who_connects_after_a_reload_is_not_revoked_by_it(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the revocations of an earlier reload keep those of this one waiting."""
+    monkeypatch.setattr(revocation, "_PART_S", 0.00001)
+    server = await start_server(users=USERS)
+    less = msgspec.structs.replace(ANNA, consume=("queue/#",))
+    async with AsyncExitStack() as stack:
+        for _ in range(60):
+            anna = await stack.enter_async_context(over_emp(server, "anna"))
+            await anna("queue/q")
+        monkeypatch.setitem(TOKENS, "bert", "another-secret-of-bert")
+        reload(server, less, BERT)
+        reload(server, less, msgspec.structs.replace(BERT, token=TOKENS["bert"]))
+        ended: list[bool] = []
+        server.when_revoked(lambda: ended.append(True))
+        bert = await stack.enter_async_context(over_emp(server, "bert"))
+        await bert("topic/t")
+        assert not ended
+        await until(lambda: ended)
+        assert server.context.counters["revoked", "emp"] == 0
+
+
+async def test_what_the_next_reload_gives_back_is_kept(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(revocation, "_PART_S", 0.00001)
+    server = await start_server(users=USERS)
+    async with AsyncExitStack() as stack:
+        for _ in range(20):
+            anna = await stack.enter_async_context(over_emp(server, "anna"))
+            await anna("queue/q")
+        reload(server, msgspec.structs.replace(ANNA, consume=("topic/#",)), BERT)
+        before = server.context.counters["revoked", "emp"]
+        reload(server, *USERS)
+        ended: list[bool] = []
+        server.when_revoked(lambda: ended.append(True))
+        await until(lambda: ended)
+        assert server.context.counters["revoked", "emp"] == before < 20
+
+
 @pytest.mark.failing_callbacks
 async def test_one_that_can_not_be_disconnected_does_not_keep_others(
     start_server: StartServer, monkeypatch: pytest.MonkeyPatch

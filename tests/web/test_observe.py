@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from crosswire.access import Access, User
-from crosswire.errors import RequestFailed
+from crosswire.errors import RequestFailed, StoreFailed
 from crosswire.hub.ledger import LedgerPeer
 from crosswire.hub.policies import QueuePolicy, Retry
 from tests.web.conftest import StartWeb, Taker, WebHub, bury
@@ -100,6 +100,34 @@ async def test_lists(web: WebHub) -> None:
 async def test_state_needs_the_right_to_observe(web: WebHub, path: str) -> None:
     assert await web.get(path, token=WATCH.token)
     assert (await refusal(web.get(path, token=ANNA.token))).code == "forbidden"
+
+
+async def test_an_observer_sees_no_paths_of_the_server(web: WebHub) -> None:
+    store = web.hub.store
+    path = f"{web.server.config.data}/store/000012.sst"
+    store.report_damage("tables", f"{path} can't be read")
+    store.last_error = StoreFailed(f"IO error: {path}: Input/output error")
+    try:
+        for user, is_shown in ((ROOT, True), (WATCH, False)):
+            for asked in ("/v1/state", "/v1/damage"):
+                assert (path in str(await web.get(asked, token=user.token))) == is_shown
+        assert (await web.get("/v1/state", token=WATCH.token))["store"]["error"] == (
+            "IO error: store/000012.sst: Input/output error"
+        )
+    finally:
+        store.last_error = None
+
+
+async def test_an_observer_sees_names_that_contain_a_relative_path(
+    web: WebHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "message 7 of queue/orders/new is damaged: the orders of"
+    web.hub.store.report_damage("record", f"{text} orders/store/000012.sst")
+    monkeypatch.setattr(
+        web.server, "config", msgspec.structs.replace(web.server.config, data="orders")
+    )
+    (entry,) = (await web.get("/v1/damage", token=WATCH.token))["damage"]
+    assert entry["detail"] == f"{text} store/000012.sst"
 
 
 async def test_an_observer_changes_nothing(web: WebHub) -> None:

@@ -594,9 +594,11 @@ class CommitPath:
         if self._clock is not None:
             dispatch.now = max(dispatch.now, self._clock())
         group.ended_now = dispatch.now
-        self._run_listeners(self._first_listeners, group, error)
+        # Those of now: what is added or removed meanwhile counts from the next group on.
+        first, later = self._first_listeners, self._later_listeners
+        self._run_listeners(first, group, error)
         dispatch.callbacks.run("write", dispatch.turns.run_planned)
-        self._run_listeners(self._later_listeners, group, error)
+        self._run_listeners(later, group, error)
         dispatch.pump(dispatch.now)
         if self._flushes:
             self._end_flushes(error)

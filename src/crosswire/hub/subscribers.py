@@ -190,6 +190,9 @@ class Subscriber(Attachment):
 
     def _read(self, page: Page) -> None:
         self._is_reading = False
+        if self.is_open:
+            # Again: meanwhile retention may have deleted some of what was to be read.
+            self._report_gap()
         if not self.is_open:
             return
         room = self.window.free

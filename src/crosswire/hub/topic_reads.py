@@ -33,8 +33,8 @@ def read_topics(
     failed: Callable[[], None],
 ) -> None:
     """Like `Store.read`; but if there are many topics, `done` is called in a later turn, and then
-    the reader is touched. If that can't be read, `failed` is called, and what was raised is
-    logged."""
+    the reader is touched. If that can't be read, or `done` raises, `failed` is called, and what
+    was raised is logged."""
     if len(numbers) <= _AT_ONCE:
         core.store.read(
             numbers, after=after, upto=upto, count=count, size_bytes=size_bytes, done=done
@@ -71,11 +71,9 @@ class _PartialRead:
             for number in islice(self._numbers, _AT_ONCE):
                 is_more = True
                 self._merged.add(number)
+            if not is_more:
+                self._done(self._merged.page())
         except Exception:
             self._failed()
             raise
-        if is_more:
-            self._core.loop.touch(self)
-            return
-        self._done(self._merged.page())
-        self._core.loop.touch(self._reader)
+        self._core.loop.touch(self if is_more else self._reader)

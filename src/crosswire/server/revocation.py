@@ -49,7 +49,9 @@ class Revocations:
         # A standby has neither peers nor a hub.
         if context.access.open or not (gateways or context.gateways):
             return
-        self._under_way.append(_revoke(context, before, gateways))
+        # Who connects from now on is judged by the new users, even if other reloads come first.
+        peers = list(context.gateways.values())
+        self._under_way.append(_revoke(context, before, context.access, peers, gateways))
         if len(self._under_way) == 1:
             self._continue()
 
@@ -84,11 +86,15 @@ class Revocations:
 
 
 def _revoke(
-    context: GatewayContext, before: Access, gateways: list[type[Gateway]]
+    context: GatewayContext,
+    before: Access,
+    after: Access,
+    peers: list[ConnectedPeer],
+    gateways: list[type[Gateway]],
 ) -> Iterator[None]:
-    access = context.access
-    # Who connects from now on is judged by the new users.
-    peers = list(context.gateways.values())
+    """Credentials are compared before and after this reload. Rights are those of now: what the next
+    reload gives, it gives at once, and what it takes away is revoked after this."""
+    known = {gateway.id for gateway in peers}
     shut_out: set[str] = set()
     for index, gateway in enumerate(peers):
         # Certificates that are no longer accepted: their names, or their authorities.
@@ -101,8 +107,10 @@ def _revoke(
             yield
 
     def is_revoked(principal: str, connection: str) -> bool:
+        if connection and connection not in known:
+            return False
         return connection in shut_out or (
-            principal != ANONYMOUS and access.has_lost_credentials(principal, before)
+            principal != ANONYMOUS and after.has_lost_credentials(principal, before)
         )
 
     for kind in gateways:
@@ -118,7 +126,7 @@ def _revoke(
         if (
             is_unknown
             or is_revoked(gateway.principal, gateway.id)
-            or not _may_keep_all(gateway, access)
+            or not _may_keep_all(gateway, context.access)
         ):
             context.count("revoked", gateway.protocol)
             log_event(

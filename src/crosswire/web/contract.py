@@ -228,8 +228,9 @@ class OperationRequest:
         named as they are in the data directory and in the lake, not on the server."""
         if not self.is_administrator:
             for folder in (Path(self.server.config.data), self.server.lake_path):
-                for path in (folder.absolute(), folder):
-                    text = text.replace(f"{path}/", "").replace(str(path), "")
+                text = text.replace(f"{folder.absolute()}/", "").replace(str(folder.absolute()), "")
+                # Not within names: a relative path may be a word that destinations have, too.
+                text = re.sub(rf"(?<![^\s'\"(=:])(?:\./)?{re.escape(str(folder))}/", "", text)
         return text
 
     @property

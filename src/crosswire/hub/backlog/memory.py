@@ -299,6 +299,8 @@ class BacklogMemory:
         if self._is_forgotten:
             # While the page was being read.
             return
+        # Again: meanwhile retention may have deleted some of what was to be read.
+        self._owner.before_read()
         settled_later = self._cursor.later
         attempts = self._cursor.refused_later
         for number, identifier, record in page.records:
