@@ -16,7 +16,7 @@ def public_text(error: Exception) -> str:
     if isinstance(error, StoreFull):
         return "there is no room on the disk"
     if isinstance(error, StoreError):
-        return "what is stored can't be read or written: the hub's log has the reason"
+        return "the disk can't be read or written: the hub's log has the reason"
     if isinstance(error, LakeError):
         return "a file of the lake is missing or damaged: the hub's log has the reason"
     if isinstance(error, LogError):
