@@ -52,7 +52,8 @@ def test_every_second_belongs_to_a_step(tmp_path: Path) -> None:
     assert {"loading the program", "starting Spark", "decoding", "stopping Spark"} <= steps.keys()
     assert summary["tables"].keys() <= steps.keys()
     assert sum(steps.values()) == pytest.approx(summary["seconds"], abs=0.05)
-    assert sum(steps.values()) == pytest.approx(seconds, abs=0.5)
+    # Python's own end, after the summary, takes 0.3 s; longer where other programs take its place.
+    assert sum(steps.values()) == pytest.approx(seconds, abs=0.5, rel=0.04)
 
 
 def test_a_small_input_is_small_in_all_and_on_this_machine(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -153,6 +154,9 @@ class _WholeInput:
         self._missing = lake.missing
         self.packets = PacketCounts()
         self.refused = 0
+        self._writers = int(spark.conf.get(WRITERS, "1") or 1)
+        self._slots = threading.Semaphore(self._writers)
+        self._thread = threading.local()
 
     def all(self) -> list[dict[str, Any]]:
         """Write every table that is wanted; returns the byte accounting of each protocol."""
@@ -225,14 +229,27 @@ class _WholeInput:
     def run(self, work: Sequence[Callable[[], None]]) -> None:
         """One after the other, if each needs all of the machine. Side by side, if so little is to
         be done that most of the time goes into the planning of queries, on one core."""
-        writers = int(self._spark.conf.get(WRITERS, "1") or 1)
-        if writers == 1 or len(work) == 1:
+        if self._writers == 1 or len(work) <= 1:
             for each in work:
                 each()
             return
-        with self._progress.waiting(), ThreadPoolExecutor(writers) as pool:
-            for done in [pool.submit(self._progress.beside, each) for each in work]:
-                done.result()
+        # Some of the work consists of further work: who waits for it leaves its slot to it. So the
+        # first of each list gets on, and what only fills the other cores waits for a slot.
+        is_inside = getattr(self._thread, "is_inside", False)
+        if is_inside:
+            self._slots.release()
+        try:
+            with self._progress.waiting(), ThreadPoolExecutor(len(work)) as pool:
+                for done in [pool.submit(self._in_slot, each) for each in work]:
+                    done.result()
+        finally:
+            if is_inside:
+                self._slots.acquire()
+
+    def _in_slot(self, work: Callable[[], None]) -> None:
+        with self._slots:
+            self._thread.is_inside = True
+            self._progress.beside(work)
 
     def write(
         self, name: str, rows: DataFrame, counts: Mapping[str, Column] | None = None
@@ -316,9 +333,10 @@ class _WholeInput:
             return
         ledger, envelopes = self._read("ledger", LEDGER), self._read("messages", MESSAGES)
         steps = with_messages(ledger, envelopes).persist(StorageLevel.DISK_ONLY)
-        work: list[Callable[[], None]] = [lambda: self._steps(steps, wire)]
+        work: list[Callable[[], None]] = []
         if self.wants(*COMPARED_TABLES):
             work.append(lambda: self._compared(steps, envelopes, wire))
+        work.append(lambda: self._steps(steps, wire))
         self.run(work)
         steps.unpersist()
 
