@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from crosswire.hub import topic_reads
+from crosswire.hub import read_slots, topic_reads
 from crosswire.hub.attachment import DeliveryGap
 from crosswire.hub.policies import HubConfig, TopicPolicy
 from crosswire.hub.subscribers import Subscriber
@@ -166,3 +166,41 @@ def test_what_retention_deletes_between_the_parts_is_reported(
     bench.commit()
     assert taker.ids == ids[:-1]
     assert taker.notices == [DeliveryGap(1, ids[-1], "retention")]
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_few_read_at_a_time_and_all_get_everything(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    reading: set[_PartialRead] = set()
+    most = 0
+    dispatch = _PartialRead.dispatch
+
+    def counted(self: _PartialRead, now: float) -> None:
+        nonlocal most
+        reading.add(self)
+        most = max(most, len(reading))
+        dispatch(self, now)
+        if self not in self._core.loop._touched:
+            reading.discard(self)
+
+    monkeypatch.setattr(_PartialRead, "dispatch", counted)
+    takers = [Recorder() for _ in range(30)]
+    # As peers that subscribe within one turn.
+    loop = bench.hub._core.loop
+    loop._is_pumping = True
+    attached = [
+        bench.subscribe(
+            "topic/#", taker, name=f"n{index}" if named else "", start="earliest", window=1000
+        )
+        for index, taker in enumerate(takers)
+    ]
+    for index in (0, 7, 29):
+        attached[index].close(bench.now)
+    loop._is_pumping = False
+    bench.commit()
+    assert most <= read_slots._SLOTS
+    stayed = [taker for index, taker in enumerate(takers) if index not in (0, 7, 29)]
+    assert all(taker.payloads == EXPECTED for taker in stayed)
+    slots = bench.hub._core.reads
+    assert (slots._taken, slots._waiting) == (0, {})

@@ -13,6 +13,7 @@ from crosswire.hub.damage import DamageReports
 from crosswire.hub.dispatch import Dispatcher, DispatchLoop, Watchers
 from crosswire.hub.floors import Floors
 from crosswire.hub.ledger import Ledger
+from crosswire.hub.read_slots import ReadSlots
 from crosswire.hub.seals import LakeSeals
 from crosswire.hub.shares import Holders
 from crosswire.hub.timers import Timers
@@ -64,6 +65,7 @@ class Core(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     seals: LakeSeals
     watchers: Watchers
     windows: WindowTotal
+    reads: ReadSlots
     holders: Holders
     chance: Callable[[], float]
 

@@ -35,6 +35,7 @@ from crosswire.hub.intake import Intake
 from crosswire.hub.ledger import NOBODY, Ledger, LedgerPeer, LedgerRow
 from crosswire.hub.policies import HubConfig
 from crosswire.hub.queues import Queue
+from crosswire.hub.read_slots import ReadSlots
 from crosswire.hub.removals import UnusedDestinations
 from crosswire.hub.schedules import Schedules
 from crosswire.hub.seals import LakeSeals
@@ -110,6 +111,7 @@ class Hub:
             seals=self.seals,
             watchers=Watchers(loop.callbacks, Quota("watched results", _WATCHED, config.share)),
             windows=self.windows,
+            reads=ReadSlots(loop),
             holders=self.holders,
             chance=random.random,
         )

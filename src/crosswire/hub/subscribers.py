@@ -177,12 +177,16 @@ class Subscriber(Attachment):
                     count=min(self.window.free, _PAGE),
                     done=self._read,
                     failed=self._read_failed,
+                    ask_again=self._ask_again,
                 )
             except Exception:
                 self._read_failed()
                 raise
         if self.is_lagging and self.position >= self.missed:
             self.is_lagging = False
+
+    def _ask_again(self) -> None:
+        self._is_reading = False
 
     def _read_failed(self) -> None:
         self._is_reading = False

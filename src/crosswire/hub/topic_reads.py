@@ -31,14 +31,18 @@ def read_topics(
     size_bytes: int = 1 << 20,
     done: Callable[[Page], None],
     failed: Callable[[], None],
+    ask_again: Callable[[], None],
 ) -> None:
     """Like `Store.read`; but if there are many topics, `done` is called in a later turn, and then
     the reader is touched. If that can't be read, or `done` raises, `failed` is called, and what
-    was raised is logged."""
+    was raised is logged. If too many read already, `ask_again` is called later instead, and the
+    reader is touched."""
     if len(numbers) <= _AT_ONCE:
         core.store.read(
             numbers, after=after, upto=upto, count=count, size_bytes=size_bytes, done=done
         )
+        return
+    if not core.reads.take(reader, ask_again):
         return
     merged = core.store.merged_page(after=after, upto=upto, count=count, size_bytes=size_bytes)
     core.loop.touch(_PartialRead(core, reader, numbers, merged, done, failed))
@@ -71,9 +75,17 @@ class _PartialRead:
             for number in islice(self._numbers, _AT_ONCE):
                 is_more = True
                 self._merged.add(number)
-            if not is_more:
-                self._done(self._merged.page())
+            if is_more:
+                self._core.loop.touch(self)
+                return
+            self._core.reads.release()
+        except Exception:
+            self._core.reads.release()
+            self._failed()
+            raise
+        try:
+            self._done(self._merged.page())
         except Exception:
             self._failed()
             raise
-        self._core.loop.touch(self if is_more else self._reader)
+        self._core.loop.touch(self._reader)

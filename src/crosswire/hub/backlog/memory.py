@@ -273,10 +273,14 @@ class BacklogMemory:
                     size_bytes=max(min(_PAGE_BYTES, self.window_bytes - self.waiting_bytes), 1),
                     done=self._add_page,
                     failed=self._read_failed,
+                    ask_again=self._ask_again,
                 )
             except Exception:
                 self._read_failed()
                 raise
+
+    def _ask_again(self) -> None:
+        self._is_reading = False
 
     def _read_failed(self) -> None:
         # Nothing was read, and no other event would start this read again.
