@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -139,12 +140,17 @@ def _planted(parts: Sequence[CampaignPart]) -> str:
         reasons = {bug.name: f"; it would take {bug.unreached}" for bug in BUGS if bug.unreached}
         for part in missed:
             name = str(part.details["bug"])
-            rows.append(f"- {name} (in {part.rounds} seeds{reasons.get(name, '')})")
+            rows.append(_item(f"{name} (in {part.rounds} seeds{reasons.get(name, '')})"))
     unseen = [bug for bug in BUGS if bug.unseen]
     if unseen:
         rows += ["", "Planted, and not counted, as they break no promise:", ""]
-        rows += [f"- {bug.name}: {bug.unseen}" for bug in unseen]
+        rows += [_item(f"{bug.name}: {bug.unseen}") for bug in unseen]
     return "\n".join(rows)
+
+
+def _item(text: str) -> str:
+    """An item of a list, in lines as long as those of the docs."""
+    return textwrap.fill(text, 100, initial_indent="- ", subsequent_indent="  ")
 
 
 def main() -> int:
