@@ -29,8 +29,9 @@ from typing import Any
 from crosswire.testing.traffic import SampleTraffic, packets, write_pcap
 
 CROSSWIRE = str(Path(sys.executable).with_name("crosswire"))
-MESSAGE_BYTES = 560
 PCAP_BYTES, LARGE_BYTES = 89_000_000, 465_000_000
+PCAP_MESSAGE_BYTES, WIRE_MESSAGE_BYTES = 1061, 866
+"""What a message of the sample takes, with what answers it: in a capture, and on the wire."""
 GOALS_S = {"demo": 25, "pcap": 12, "large": 35}
 
 
@@ -42,10 +43,8 @@ class Round:
     size_bytes: int
 
 
-def traffic(size_bytes: int, connections: int) -> SampleTraffic:
-    return SampleTraffic(
-        connections=connections, messages=round(size_bytes / MESSAGE_BYTES / connections)
-    )
+def traffic(messages: float) -> SampleTraffic:
+    return SampleTraffic(connections=100, messages=round(messages / 100))
 
 
 def make_demo(folder: Path) -> Path:
@@ -56,7 +55,7 @@ def make_demo(folder: Path) -> Path:
 
 
 def make_pcap(folder: Path) -> Path:
-    made = traffic(PCAP_BYTES, 100)
+    made = traffic(PCAP_BYTES / PCAP_MESSAGE_BYTES)
     records = [each for talk in made.conversations() for each in packets(talk)]
     records.sort(key=lambda record: record[0])
     write_pcap(folder / "sample.pcap", records)
@@ -64,7 +63,7 @@ def make_pcap(folder: Path) -> Path:
 
 
 def make_large(folder: Path) -> Path:
-    traffic(LARGE_BYTES, 100).write_tap(folder / "lake")
+    traffic(LARGE_BYTES / WIRE_MESSAGE_BYTES).write_tap(folder / "lake")
     return folder / "lake"
 
 
