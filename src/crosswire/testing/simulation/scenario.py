@@ -314,7 +314,7 @@ class _Scenario:
         server = machine.serving
         if server is not None and server.hub.store.last_error is None:
             self.seen.check_refused(machine.disk.stores)
-        elif server is not None and machine.disk.is_well and self._is_undisturbed(machine):
+        elif server is not None and self._is_undisturbed(machine):
             world.violate("the disk is well, and the hub has not tried again to write")
         # What is noted in the ledger first, if it is in no group yet.
         step = None if server is None else next(iter(server.hub.ledger.open_runs), None)
@@ -330,6 +330,8 @@ class _Scenario:
 
     def _is_undisturbed(self, machine: HubMachine) -> bool:
         """Whether nothing was done to it for longer than a commit, or another attempt, takes."""
+        if not machine.disk.is_well:
+            return False  # A fault that lasts is noted only when it begins and when it ends.
         process, since = machine.process, self.world.now - _COMMITTED_S
         is_awake = process is not None and process.paused_until < since
         return is_awake and self.seen.is_calm("hub", _COMMITTED_S)
