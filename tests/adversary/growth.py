@@ -591,7 +591,7 @@ FULL: dict[str, Attack] = {
     "listing-many": listing(20_000, 20),
     "fan-out": fan_out(1 << 20, 200),
     "backlog": backlog(20_000),
-    "many-queues": many_queues(10_000),
+    "many-queues": many_queues(50_000),
     "many-topics": many_topics(20_000, 40),
     "leases": leases(60_000),
     "settled": settled(60_000, refused=False),

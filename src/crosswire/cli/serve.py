@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import logging
 import signal
 import sys
@@ -21,6 +20,7 @@ from crosswire.config import LISTENERS, PLAIN_LISTENERS, Address, Config
 from crosswire.errors import ConfigError
 from crosswire.logs import log_event, send_to_stderr, set_level
 from crosswire.plurals import plural
+from crosswire.server.collector import Collector
 from crosswire.server.exposure import refuse_exposures
 from crosswire.server.server import Server
 from crosswire.server.service_manager import ServiceManager
@@ -159,7 +159,8 @@ async def _serve(config: Config, options: argparse.Namespace) -> int:
         loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGHUP, _reload, server, options, manager)
     listening = await server.start()
-    _calm_collector()
+    collector = Collector([server.context.connection_slots, server.context.http_slots])
+    collector.start()
     _shorten_waits()
     server.on_role = lambda: _print_role(server, as_json=options.json)
     try:
@@ -178,6 +179,7 @@ async def _serve(config: Config, options: argparse.Namespace) -> int:
     finally:
         manager.stopping("draining")
         await _drain(server)
+        collector.stop()
     log_event(_log, logging.INFO, "stopped")
     # Everything acknowledged is on disk either way; after a second signal peers were cut off
     # without waiting for their settlements.
@@ -225,19 +227,6 @@ def _shorten_waits() -> None:
     peer; by Python's default that is 5 ms each time.
     """
     sys.setswitchinterval(_SWITCH_S)
-
-
-def _calm_collector() -> None:
-    """Make garbage collection rare, and each one short.
-
-    Modules and configuration stay for the life of the process (`freeze`), and messages are in no
-    reference cycles: with Python's default thresholds a busy hub spends a sixth of its time on
-    collections that find nothing. A collection of the youngest objects is part of a turn of the
-    event loop: it takes about 0.3 ms for 2,000, and one of the middle-aged six times that.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(2_000, 5, 500)
 
 
 def _reload(server: Server, options: argparse.Namespace, manager: ServiceManager) -> None:

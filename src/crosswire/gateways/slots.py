@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import count, takewhile
 from typing import ClassVar, Final, Protocol
+from weakref import WeakSet
 
 from crosswire.errors import CrosswireError, PeerTimeout, ServiceUnavailable
 from crosswire.listeners import network_of
@@ -65,9 +66,15 @@ class ConnectionSlots:
         self._by_host: Counter[str] = Counter()
         self._users: dict[Occupant, str] = {}
         self._by_user: Counter[str] = Counter()
+        self._departed: WeakSet[Occupant] = WeakSet()
 
     def __len__(self) -> int:
         return len(self._hosts)
+
+    @property
+    def departed(self) -> int:
+        """How many have left their slot, and are still in memory."""
+        return len(self._departed)
 
     def __contains__(self, occupant: Occupant) -> bool:
         return occupant in self._hosts
@@ -100,6 +107,7 @@ class ConnectionSlots:
             # Addresses come and go for as long as the hub runs: only those present are kept.
             del self._by_host[host]
         self._forget_user(occupant)
+        self._departed.add(occupant)
 
     def assign(self, occupant: Occupant, user: str, share: float) -> bool:
         """An occupant is this user's, or without users that of an address. False if it has to
