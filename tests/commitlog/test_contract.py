@@ -115,6 +115,21 @@ async def test_a_reader_continues_after_what_was_applied(harness: Harness) -> No
     assert (await log.read(made[1].position).next_page()).records == made[2:]
 
 
+async def test_a_reader_that_begins_after_the_newest_record_knows_its_time(
+    harness: Harness,
+) -> None:
+    genesis = await harness.create()
+    log, other = await harness.open(), await harness.open()
+    chain = await harness.lead(log, genesis)
+    for time_us in (70, 80):
+        await log.append(chain.heartbeat(time_us))
+    reader = other.read(chain.position)
+    page = await next_page(reader)
+    assert (page.records, page.tail, page.newest, page.time_us) == ([], [], chain.position, 80)
+    await log.append(chain.heartbeat(90))
+    assert (await next_page(reader)).time_us == 90
+
+
 # Two writers.
 
 

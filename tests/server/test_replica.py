@@ -663,6 +663,20 @@ async def test_times_do_not_run_back(cluster: Cluster) -> None:
     assert times == sorted(times)
 
 
+async def test_times_do_not_run_back_for_a_replica_that_has_nothing_to_read(
+    cluster: Cluster,
+) -> None:
+    """Started again, it has applied all that there is: only the newest record knows the time."""
+    leader = await cluster.start_alone()
+    await publish(leader, 2)
+    await leader.stop()
+    leader.clock_off_s = -3600.0
+    await leader.start()
+    await until(lambda: leader.leads)
+    times = [decode_record(data).time_us for data in cluster.servers.records]
+    assert times == sorted(times)
+
+
 async def test_a_clock_that_is_off_is_an_alarm_and_times_do_not_run_back(
     cluster: Cluster,
 ) -> None:

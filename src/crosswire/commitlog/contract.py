@@ -336,12 +336,14 @@ class LogPage(msgspec.Struct, frozen=True):
     `records` are proven to be durable: apply them. `tail` are all that stand on them and can be
     seen, each time anew. They may still vanish in a failover of the log's servers. They are for
     those who wait: is there a leader, what is its time, whom does a hand-over name? `newest` is the
-    last of all, which a takeover would stand on.
+    last of all, which a takeover would stand on, and `time_us` its time: also if the reader begins
+    after it. It is 0 only while the log has not shown it.
     """
 
     records: list[LogRecord]
     tail: list[LogRecord]
     newest: RecordPosition
+    time_us: int
 
 
 class ReplicaState(msgspec.Struct, frozen=True):

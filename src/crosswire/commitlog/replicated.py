@@ -357,6 +357,8 @@ class _EngineReader(RecordReader):
             await engine.pause(_POLL_S)
         newest = self._tail[-1].position if self._tail else self._last
         try:
+            if self._last_record is None and self._last != ORIGIN:
+                self._recognize(await engine.fetch(self._last.number - 1, 1))
             fetched = await engine.fetch(newest.number, _PAGE_BYTES)
         except LogUnavailable:
             await engine.pause(self._retry_s)
@@ -377,6 +379,15 @@ class _EngineReader(RecordReader):
         self._extend(newest, fetched)
         self._is_current = not is_new or self._tail[-1].position == fetched.head
         return self._page()
+
+    def _recognize(self, fetched: FetchedRecords) -> None:
+        """The record after which it begins, if the log shows it: what follows belongs to its term,
+        and a takeover is not earlier."""
+        last = self._last
+        if fetched.first <= last.number <= fetched.head.number and fetched.records:
+            record = decode_record(fetched.records[0], number=last.number)
+            if record.position == last:
+                self._last_record = record
 
     def _contradicts(self, newest: RecordPosition, fetched: FetchedRecords) -> bool:
         """Is the newest record of the tail not in the log that was looked at?
@@ -452,5 +463,7 @@ class _EngineReader(RecordReader):
             self._last_record = records[-1]
             self._last = records[-1].position
             log.is_proven(self._last)
-        newest = self._tail[-1].position if self._tail else self._last
-        return LogPage(records, list(self._tail), newest)
+        newest = self._tail[-1] if self._tail else self._last_record
+        if newest is None:
+            return LogPage(records, [], self._last, 0)
+        return LogPage(records, list(self._tail), newest.position, newest.time_us)

@@ -311,6 +311,7 @@ class Replica:
                 return await self._follow()
             succession = self.succession
             succession.answered(self._boot_clock(), [*page.records, *page.tail], page.newest.number)
+            succession.not_before(page.time_us)
             if not succession.should_try(has_reported=self._has_reported, fault=self.fault()):
                 continue
             chain = RecordChain(

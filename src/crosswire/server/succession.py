@@ -83,6 +83,11 @@ class Succession:
             self._silent_s += min(now - self._answered_at, _LONGEST_GAP_S)
         self._answered_at = now
 
+    def not_before(self, time_us: int) -> None:
+        """The newest record has this time. It need not be new: a replica that was started again
+        may have applied all before."""
+        self.time_us = max(self.time_us, time_us)
+
     def unanswered(self) -> None:
         """The log did not answer: what passes until it does is not silence of a leader."""
         self._answered_at = None
