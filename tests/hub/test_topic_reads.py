@@ -438,3 +438,25 @@ def test_audiences_are_kept_within_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
             assert known._audience_entries <= 100
     assert known._audience_entries == sum(each.entries for each in known._audiences.values())
     assert all(taker.payloads == EXPECTED[: 2 * TOPICS] for taker in takers)
+
+
+@pytest.mark.parametrize("pattern", ["topic/t/1", "topic/#"])
+def test_a_gap_is_reported_though_nothing_is_left_after_a_restart(
+    monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    make_small(monkeypatch)
+    bench = Bench(HubConfig(topic=TopicPolicy(retention_s=7200.0, durable=True)))
+    bench.subscribe(pattern, Recorder(), name="named", start="earliest").close(bench.now)
+    ids = bench.produce(*(publish(b"", f"topic/t/{number}") for number in range(TOPICS)))
+    bench.now += 4 * 3600
+    bench.kill()
+    for number in range(TOPICS):
+        bench.hub.topic(f"topic/t/{number}").retain(bench.now)
+    bench.commit()
+    bench.kill()
+    taker = Recorder()
+    bench.subscribe(pattern, taker, name="named", window=1000)
+    bench.commit()
+    last = ids[1] if pattern == "topic/t/1" else ids[-1]
+    assert not taker.ids
+    assert [(each.last, each.reason) for each in taker.notices] == [(last, "retention")]  # type: ignore[union-attr]

@@ -168,9 +168,10 @@ class Topic:
 
     @property
     def newest_id(self) -> int:
-        """No stored message has a higher id; 0 if there never was one."""
+        """No message of it, stored or deleted, has a higher id; 0 if there never was one."""
         if not self._is_newest_known:
-            self._newest_id = max(self._newest_id, self._core.store.last_id(self.number))
+            stored = self._core.store.last_id(self.number)
+            self._newest_id = max(self._newest_id, stored, self.reclaimed)
             self._is_newest_known = True
         return self._newest_id
 
