@@ -13,7 +13,16 @@ from crosswire.bond.schema import MAX_LEVELS
 from crosswire.gateways import context, gateway, sign_ins, slots
 from crosswire.gateways.emp import messages as emp_messages
 from crosswire.gateways.epoxy import messages as epoxy_messages
-from crosswire.hub import cron, filters, policies, schedules, subscriptions, turns
+from crosswire.hub import (
+    cron,
+    filters,
+    policies,
+    schedules,
+    subscriptions,
+    topic_index,
+    topic_reads,
+    turns,
+)
 from crosswire.hub.backlog import retries
 from crosswire.hub.ingest import staging
 from crosswire.server import log_slots, tls_acceptor
@@ -84,6 +93,15 @@ ROWS = [
     ("subscriptions, and services, of a connection", [f"{CONNECTIONS.subscriptions:,}"]),
     ("queues, topics and services", [f"{StoreLimits().destinations:,}"]),
     ("named subscriptions", [f"{LIMITS.subscriptions:,}"]),
+    (
+        "topics of a pattern that is read",
+        [
+            f"{topic_reads._AT_ONCE} names",
+            f"up to {topic_index.FEW} topics",
+            f"{topic_index._CACHED_PATTERNS:,} patterns",
+        ],
+    ),
+    ("who gets what is published to a topic", [f"{subscriptions._AUDIENCE_ENTRIES:,}"]),
     ("schedules", [f"{LIMITS.schedules:,}"]),
     ("calls that wait for a busy provider", [f"{policies.ServicePolicy().waiting:,}"]),
     ("bytes of calls in progress", [size(context._LEAST_SHARE_BYTES)]),

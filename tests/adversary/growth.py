@@ -376,8 +376,8 @@ def many_queues(size: int) -> Attack:
 
 
 def many_topics(size: int, count: int) -> Attack:
-    """Patterns over as many topics, each subscribed to from the beginning, with a name and
-    without."""
+    """Patterns over as many topics, each subscribed to from the beginning, an id or a time, with a
+    name and without, while topics are added."""
 
     def attack(target: MeasuredTarget) -> Iterator[None]:
         with ExitStack() as stack:
@@ -388,13 +388,15 @@ def many_topics(size: int, count: int) -> Attack:
             run = token_hex(4)
             yield
             for number in range(count):
-                options: dict[str, object] = {"from": "earliest", "window": 1}
+                start = ("earliest", 1, "2020-01-01T00:00:00Z")[number // 8 % 3]
+                options: dict[str, object] = {"from": start, "window": 1}
                 if number % 2:
                     options["name"] = f"{run}-{number}"
                 pattern = ("topic/#", f"topic/+/{number}/+", "topic/many/+/y", "topic/+/+/x")
                 request(peer, "$subscribe", destination=pattern[number // 2 % 4], **options)
+                request(peer, "$publish", destination=f"topic/more/{run}/{number}", text="x")
             peer.send()
-            peer.answers(count)
+            peer.answers(2 * count)
 
     return attack
 

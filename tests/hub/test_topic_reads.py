@@ -6,11 +6,11 @@ from typing import cast
 
 import pytest
 
-from crosswire.hub import read_slots, topic_reads
-from crosswire.hub.attachment import DeliveryGap
+from crosswire.hub import read_slots, subscriptions, topic_index, topic_reads
+from crosswire.hub.attachment import Attachment, Delivery, DeliveryGap, Notice
 from crosswire.hub.policies import HubConfig, TopicPolicy
 from crosswire.hub.subscribers import Subscriber
-from crosswire.hub.subscriptions import Subscription
+from crosswire.hub.subscriptions import AtId, AtTime, Start, Subscription
 from crosswire.hub.topic_reads import _PartialRead
 from tests.hub.parties import Bench, Recorder, publish
 
@@ -18,10 +18,17 @@ TOPICS = 20
 ROUNDS = 3
 
 
+def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than four topics are many."""
+    monkeypatch.setattr(topic_reads, "_AT_ONCE", 4)
+    for module in (topic_reads, topic_index):
+        monkeypatch.setattr(module, "FEW", 4)
+
+
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     """With messages in many topics, by turns."""
-    monkeypatch.setattr(topic_reads, "_AT_ONCE", 4)
+    make_small(monkeypatch)
     bench = Bench()
     for turn in range(ROUNDS):
         for number in range(TOPICS):
@@ -143,7 +150,7 @@ def test_what_can_not_be_taken_is_read_a_second_later(
 def test_what_retention_deletes_between_the_parts_is_reported(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(topic_reads, "_AT_ONCE", 4)
+    make_small(monkeypatch)
     bench = Bench(HubConfig(topic=TopicPolicy(retention_s=7200.0, durable=True)))
     if name:
         bench.subscribe("topic/#", Recorder(), name=name, start="earliest").close(bench.now)
@@ -204,3 +211,252 @@ def test_few_read_at_a_time_and_all_get_everything(
     assert all(taker.payloads == EXPECTED for taker in stayed)
     slots = bench.hub._core.reads
     assert (slots._taken, slots._waiting) == (0, {})
+
+
+class EventRecorder(Recorder):
+    """Also remembers in which order notices and messages came."""
+
+    def __init__(self, *, settles: bool = False) -> None:
+        super().__init__(settles=settles)
+        self.events: list[object] = []
+
+    def deliver(self, attachment: Attachment, deliveries: list[Delivery]) -> None:
+        self.events += [each.envelope.id for each in deliveries]
+        super().deliver(attachment, deliveries)
+
+    def notice(self, attachment: Attachment, notice: Notice) -> None:
+        self.events.append(notice)
+        super().notice(attachment, notice)
+
+
+def retaining() -> Bench:
+    """Keeps messages for two hours, and has one in each topic that is older."""
+    bench = Bench(HubConfig(topic=TopicPolicy(retention_s=7200.0, durable=True)))
+    bench.produce(*(publish(b"", f"topic/t/{number}") for number in range(TOPICS)))
+    bench.now += 4 * 3600
+    bench.kill()
+    return bench
+
+
+@pytest.mark.parametrize("number", [1, TOPICS // 2, TOPICS - 1])
+def test_a_gap_is_reported_before_what_follows_it(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    make_small(monkeypatch)
+    bench = retaining()
+    taker = EventRecorder()
+    attached = bench.subscribe("topic/#", taker, start="earliest", window=1)
+    bench.commit()
+    bench.hub.topic(f"topic/t/{number}").retain(bench.now)
+    bench.commit()
+    for _ in range(TOPICS):
+        attached.settle(taker.ids[-1:], bench.now)
+        bench.commit()
+    gone = number + 1
+    left = [each for each in range(2, TOPICS + 1) if each != gone]
+    assert taker.events == [1, DeliveryGap(2, gone, "retention"), *left]
+
+
+@pytest.mark.parametrize("number", [0, TOPICS // 2, TOPICS - 1])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_named_subscription_reports_a_gap_before_what_follows_it(
+    monkeypatch: pytest.MonkeyPatch, number: int, restarted: bool
+) -> None:
+    make_small(monkeypatch)
+    bench = retaining()
+    loop, taker = bench.hub._core.loop, EventRecorder()
+    # Nothing is read before retention deletes.
+    loop._is_pumping = True
+    bench.subscribe("topic/#", taker, name="named", start="earliest", window=1000)
+    bench.commit()
+    bench.hub.topic(f"topic/t/{number}").retain(bench.now)
+    bench.commit()
+    loop._is_pumping = False
+    if restarted:
+        bench.kill()
+        bench.subscribe("topic/#", taker, name="named", window=1000)
+    bench.commit()
+    gone = number + 1
+    left = [each for each in range(1, TOPICS + 1) if each != gone]
+    assert taker.events == [DeliveryGap(1, gone, "retention"), *left]
+
+
+@pytest.mark.parametrize("name", ["", "named"])
+def test_what_was_deleted_before_the_earliest_is_no_gap(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    make_small(monkeypatch)
+    bench = retaining()
+    for number in range(0, TOPICS, 2):
+        bench.hub.topic(f"topic/t/{number}").retain(bench.now)
+    bench.commit()
+    earliest, by_id, latest = Recorder(), Recorder(), Recorder()
+    bench.subscribe("topic/#", earliest, name=name, start="earliest", window=1000)
+    bench.subscribe("topic/#", by_id, name=name and "other", start=AtId(1), window=1000)
+    bench.subscribe("topic/#", latest, name=name and "third", start="latest", window=1000)
+    bench.commit()
+    assert earliest.ids == by_id.ids == list(range(2, TOPICS + 1, 2))
+    assert earliest.notices == latest.notices == []
+    assert by_id.notices == [DeliveryGap(1, TOPICS - 1, "retention")]
+
+
+@pytest.mark.parametrize("start", ["earliest", AtId(1), AtTime(1.0)])
+def test_a_named_subscription_starts_where_it_was_promised_after_a_restart(
+    bench: Bench, start: Start
+) -> None:
+    """It was acknowledged before anything was read."""
+    loop = bench.hub._core.loop
+    loop._is_pumping = True
+    bench.subscribe("topic/#", Recorder(), name="named", start=start, window=1000)
+    bench.commit()
+    bench.kill(power=True)
+    taker = Recorder()
+    bench.subscribe("topic/#", taker, name="named", window=1000)
+    bench.commit()
+    assert taker.payloads == EXPECTED and not taker.notices
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("name", ["", "named"])
+def test_one_that_starts_at_a_time_reads_what_is_later_of_each_topic(
+    monkeypatch: pytest.MonkeyPatch, name: str, restarted: bool
+) -> None:
+    make_small(monkeypatch)
+    bench = Bench()
+    later: list[int] = []
+    for hour in range(6):
+        first = bench.now
+        for number in range(TOPICS):
+            if number % 3 != hour % 3:
+                ids = bench.produce(publish(b"%d" % hour, f"topic/t/{number}"))
+                later += ids if hour >= 3 else []
+        if hour == 3:
+            since = first
+        bench.wait(3600)
+    if name and restarted:
+        bench.hub._core.loop._is_pumping = True
+        bench.subscribe("topic/#", Recorder(), name=name, start=AtTime(since))
+        bench.commit()
+    if restarted:
+        bench.kill(power=True)
+    taker = Recorder()
+    bench.subscribe("topic/#", taker, name=name, start=AtTime(since), window=1000)
+    bench.commit()
+    assert taker.ids == later and not taker.notices
+
+
+@pytest.mark.parametrize("back_s", [0, 30, 3500, 10_000])
+def test_a_start_at_a_time_passes_over_nothing_that_is_later(back_s: int) -> None:
+    """Also where the clock was set back, with a mark for it or without."""
+    topic, start_s = Bench().hub.topic("topic/t"), 1_000_000
+    times_s = [*range(start_s, start_s + 7000, 10)]
+    times_s += [*range(times_s[-1] - back_s, times_s[-1] + 15_000, 10)]
+    for identifier, time_s in enumerate(times_s, 1):
+        topic.count(identifier, 64 << 10, time_s * 1_000_000)
+    assert len(topic._marks) > 20
+    for since_s in range(start_s - 100, max(times_s) + 100, 97):
+        first = next((n for n, each in enumerate(times_s, 1) if each >= since_s), len(times_s) + 1)
+        before = topic.before(since_s * 1_000_000)
+        assert before < first
+        if not back_s:
+            assert first - before < 64 + 60
+
+
+@pytest.mark.parametrize("name", ["", "named"])
+def test_topics_come_and_go_while_they_are_read(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for number in range(0, 10, 3):
+        bench.hub.topic(f"topic/t/1{number}/empty")
+    bench.commit()
+    dispatch = _PartialRead.dispatch
+    parts: list[int] = []
+    published: list[bytes] = []
+
+    def change(self: _PartialRead, now: float) -> None:
+        dispatch(self, now)
+        parts.append(1)
+        if len(parts) <= 4:
+            bench.hub.remove(f"topic/t/1{3 * len(parts) - 3}/empty", now)
+            payload = b"new%d" % len(parts)
+            published.append(payload)
+            bench.hub.produce([publish(payload, f"topic/t/0{len(parts)}")], now)
+            bench.commit()
+
+    monkeypatch.setattr(_PartialRead, "dispatch", change)
+    taker = Recorder()
+    bench.subscribe("topic/#", taker, name=name, start="earliest", window=1000)
+    bench.commit()
+    assert len(parts) > 4
+    assert taker.payloads == EXPECTED + published
+    assert taker.ids == sorted(set(taker.ids)) and not taker.notices
+
+
+def test_a_gap_of_a_topic_that_is_removed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_small(monkeypatch)
+    bench = retaining()
+    taker = EventRecorder()
+    attached = bench.subscribe("topic/#", taker, start="earliest", window=1)
+    bench.commit()
+    assert taker.ids == [1]
+    bench.hub.topic("topic/t/5").retain(bench.now)
+    bench.commit()
+    bench.hub.remove("topic/t/5", bench.now)
+    bench.commit()
+    assert taker.notices == [DeliveryGap(2, 6, "retention")]
+    for _ in range(TOPICS):
+        attached.settle(taker.ids[-1:], bench.now)
+        bench.commit()
+    assert taker.ids == [1, 2, 3, 4, 5, *range(7, TOPICS + 1)]
+    assert len(taker.notices) == 1
+
+
+def test_few_topics_among_many_names_are_looked_for_once(bench: Bench) -> None:
+    for number in range(30):
+        bench.produce(publish(b"%d" % number, "topic/t/7/rare"))
+    taker = Recorder()
+    attached = bench.subscribe("topic/+/+/rare", taker, start="earliest", window=1)
+    topics = bench.hub._destinations._known_topics
+    assert [each.name for each in topics.few("+/+/rare") or ()] == ["t/7/rare"]
+    for _ in range(30):
+        attached.settle(taker.ids[-1:], bench.now)
+        bench.commit()
+    assert taker.payloads == [b"%d" % number for number in range(30)]
+
+
+def test_audiences_are_kept_within_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscriptions, "_AUDIENCE_ENTRIES", 100)
+    bench = Bench()
+    takers = [Recorder(settles=True) for _ in range(30)]
+    for index, taker in enumerate(takers):
+        bench.subscribe("topic/#", taker, name=f"n{index}" if index % 2 else "")
+    bench.commit()
+    known = bench.hub.subscriptions
+    for turn in range(2):
+        for number in range(TOPICS):
+            bench.produce(publish(b"%d" % (turn * TOPICS + number), f"topic/t/{number}"))
+            assert known._audience_entries <= 100
+    assert known._audience_entries == sum(each.entries for each in known._audiences.values())
+    assert all(taker.payloads == EXPECTED[: 2 * TOPICS] for taker in takers)
+
+
+@pytest.mark.parametrize("pattern", ["topic/t/1", "topic/#"])
+def test_a_gap_is_reported_though_nothing_is_left_after_a_restart(
+    monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    make_small(monkeypatch)
+    bench = Bench(HubConfig(topic=TopicPolicy(retention_s=7200.0, durable=True)))
+    bench.subscribe(pattern, Recorder(), name="named", start="earliest").close(bench.now)
+    ids = bench.produce(*(publish(b"", f"topic/t/{number}") for number in range(TOPICS)))
+    bench.now += 4 * 3600
+    bench.kill()
+    for number in range(TOPICS):
+        bench.hub.topic(f"topic/t/{number}").retain(bench.now)
+    bench.commit()
+    bench.kill()
+    taker = Recorder()
+    bench.subscribe(pattern, taker, name="named", window=1000)
+    bench.commit()
+    last = ids[1] if pattern == "topic/t/1" else ids[-1]
+    assert not taker.ids
+    assert [(each.last, each.reason) for each in taker.notices] == [(last, "retention")]  # type: ignore[union-attr]

@@ -16,7 +16,8 @@ from crosswire.hub.queues import Queue, stored_depth, stored_pause
 from crosswire.hub.shares import DestinationOwners
 from crosswire.hub.stored_queues import StoredQueue
 from crosswire.hub.subscriptions import Subscriptions
-from crosswire.hub.topics import KnownTopics, Topic
+from crosswire.hub.topic_index import KnownTopics
+from crosswire.hub.topics import Topic
 
 __all__ = ["Destinations"]
 
@@ -107,7 +108,6 @@ class Destinations:
     def _open_topic(self, destination: str) -> Topic:
         topic = Topic(self._core, destination, self._topic_policy(destination))
         self._known_topics.add(topic)
-        self._subscriptions.add_topic(topic)
         return topic
 
     def opened(self, destination: str) -> Queue | Topic | None:

@@ -21,6 +21,8 @@ class Floors:
         self._store = store
         self._damage = damage
         self._by_number: dict[int, int] = {}
+        self.raised = 0
+        """How many times a floor was saved since the start."""
 
     def of(self, number: int) -> int:
         """Some messages up to this id may be deleted, none above it; 0 if none is."""
@@ -32,6 +34,7 @@ class Floors:
     def save(self, number: int, identifier: int) -> None:
         """Written with the group that deletes them."""
         self._by_number[number] = identifier
+        self.raised += 1
         self._store.save(_FLOORS, number.to_bytes(4), identifier.to_bytes(_SIZE))
 
     def remove(self, number: int) -> None:

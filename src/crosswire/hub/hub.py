@@ -44,7 +44,8 @@ from crosswire.hub.shares import DestinationOwners, Holders, Quota
 from crosswire.hub.stored_queues import StoredQueue
 from crosswire.hub.subscriptions import Start, Subscription, Subscriptions, predicate
 from crosswire.hub.timers import Timers
-from crosswire.hub.topics import KnownTopics, Topic
+from crosswire.hub.topic_index import KnownTopics
+from crosswire.hub.topics import Topic
 from crosswire.hub.wall import Timestamps, WallClock
 from crosswire.store.contract import Store
 
@@ -326,7 +327,6 @@ class Hub:
                 slow=slow,
                 names=names,
             )
-        self.subscriptions.report_gaps()
         self._core.loop.pump(now)
         return attachment
 
@@ -574,7 +574,6 @@ class Hub:
         for topic in (*self._destinations.topics.values(), *self.services.journals.values()):
             yield topic.retain, now
         yield from self._unused.chores(now)
-        yield (self.subscriptions.report_gaps,)
         yield self.staging.keep_house, now
         yield (self._forget_rows,)
 

@@ -8,9 +8,11 @@ from typing import Any, Final
 import msgspec
 
 from crosswire.commitlog.contract import AcceptedMessages
+from crosswire.envelope import Envelope
 from crosswire.errors import DestinationFull, RecordDamaged
 from crosswire.hub.attachment import Consumer
 from crosswire.hub.backlog.backlog import Backlog
+from crosswire.hub.backlog.logs import QueueLog
 from crosswire.hub.core import Core, SendEnvelope
 from crosswire.hub.policies import QueuePolicy
 from crosswire.store.contract import Page, Store
@@ -68,6 +70,7 @@ class Queue(Backlog):
             core,
             destination,
             b"q" + self.number.to_bytes(4),
+            QueueLog(core.store, self.number),
             send=send,
             retry=policy.retry,
             window_messages=policy.window_messages,
@@ -80,7 +83,6 @@ class Queue(Backlog):
         self.is_limited = False
         """Whether its policy may refuse messages, or drop others for them."""
         self._look_at_policy()
-        self.memory.numbers = [self.number]
         self.waiting = 0
         self.waiting_bytes = 0
         self._is_inexact = False
@@ -280,6 +282,29 @@ class Queue(Backlog):
             (policy.max_length and length > policy.max_length)
             or (policy.max_bytes and size_bytes > policy.max_bytes)
         )
+
+    def exchange(self, envelope: Envelope, record: bytes) -> None:
+        """Replace the message that has this envelope's id."""
+        memory, number = self.memory, self.number
+        item = memory.items.get(envelope.id)
+        if item is not None:
+            grown = len(record) - item.size
+            memory.grow(grown)
+            if item.consumer is not None:
+                memory.held_bytes += grown
+            item.envelope, item.size = envelope, len(record)
+            self._uncount(0, -grown)
+        else:
+            stored = self._store.fetch(number, [envelope.id])[0]
+            if stored is not None:
+                self._uncount(0, len(stored) - len(record))
+        self._store.retain(number, envelope.id, record)
+        self._commits.request()
+        # A filter may match it now, and a smaller one makes room.
+        self._dispatch.look_again()
+        self.check()
+        self._loop.touch(self)
+        self._loop.pump(self._loop.now)
 
     def await_commit(self, sizes: Sequence[int]) -> None:
         """Messages of these sizes are counted, and become visible when they are committed."""

@@ -21,8 +21,9 @@ from crosswire.hub.core import Core
 from crosswire.hub.filters import Predicate
 from crosswire.hub.ledger import LedgerPeer, Step
 from crosswire.hub.pattern_index import PatternIndex
-from crosswire.hub.topic_reads import read_topics
-from crosswire.hub.topics import KnownTopics, Topic
+from crosswire.hub.topic_index import KnownTopics
+from crosswire.hub.topic_reads import PatternLogs
+from crosswire.hub.topics import Topic
 from crosswire.store.contract import Page
 
 __all__ = ["Subscriber"]
@@ -45,6 +46,7 @@ class Subscriber(Attachment):
         "_gap_reported",
         "_index",
         "_is_reading",
+        "_logs",
         "_loop",
         "_topics",
         "is_connected",
@@ -53,7 +55,6 @@ class Subscriber(Attachment):
         "names",
         "pattern",
         "position",
-        "since_us",
         "slow",
     )
 
@@ -82,10 +83,10 @@ class Subscriber(Attachment):
         self.is_lagging = False
         self.position = 0
         self.missed = 0
-        self.since_us = 0
         self._core = core
         self._loop = core.loop
         self._topics = topics
+        self._logs = PatternLogs(core, topics, self.pattern)
         self._index = index
         self._is_reading = False
         self._gap_first = 0
@@ -150,11 +151,12 @@ class Subscriber(Attachment):
         self.missed = max(self.missed, missed[-1].id)
         self._core.commits.await_commit(self)
 
-    def start_after(self, position: int, since_us: int) -> None:
-        """Start with what is stored already: it lags from the beginning."""
+    def start_after(self, position: int, since_us: int, retentions: int) -> None:
+        """Start with what is stored already: it lags from the beginning. See `PatternLogs`."""
         self.is_lagging = True
         self.position = position
-        self.since_us = since_us
+        self._logs.since_us = since_us
+        self._logs.retentions = retentions
         self.missed = self._core.store.newest_id
         self._core.commits.await_commit(self)
 
@@ -166,12 +168,9 @@ class Subscriber(Attachment):
                 break
             # Set before anything is delivered: a receiver that settles at once wakes us again.
             self._is_reading = True
-            self._report_gap()
             try:
-                read_topics(
-                    self._core,
+                self._logs.read(
                     self,
-                    self._topics.numbers(self.pattern),
                     after=self.position,
                     upto=upto,
                     count=min(self.window.free, _PAGE),
@@ -192,11 +191,10 @@ class Subscriber(Attachment):
         self._is_reading = False
         self._core.read_again(self)
 
-    def _read(self, page: Page) -> None:
+    def _read(self, page: Page, reclaimed: int) -> None:
         self._is_reading = False
-        if self.is_open:
-            # Again: meanwhile retention may have deleted some of what was to be read.
-            self._report_gap()
+        if self.is_open and reclaimed:
+            self._report_gap(reclaimed)
         if not self.is_open:
             return
         room = self.window.free
@@ -210,7 +208,7 @@ class Subscriber(Attachment):
             envelope = self._core.damage.decode_or_set_aside(number, identifier, record)
             if (
                 envelope is not None
-                and envelope.time >= self.since_us
+                and envelope.time >= self._logs.since_us
                 and self.takes(envelope)
                 and self.wants(envelope.destination.removeprefix("topic/"))
             ):
@@ -245,10 +243,14 @@ class Subscriber(Attachment):
         )
         self._core.commits.request(sync=False, urgent=False)
 
-    def _report_gap(self) -> None:
-        """Report what retention deleted before it was read."""
+    def note_removed(self, topic: Topic) -> None:
+        """A topic is removed: what retention deleted of it is known no longer."""
+        if self.is_open and self.is_lagging and self._logs.is_gap(topic, self.position):
+            self._report_gap(topic.reclaimed)
+
+    def _report_gap(self, reclaimed: int) -> None:
+        """Report what retention deleted before it was read, up to this id."""
         seen = max(self.position, self._gap_reported)
-        reclaimed = self._topics.reclaimed(self.pattern)
         if reclaimed > seen:
             self._gap_reported = reclaimed
             self._loop.notice(self, DeliveryGap(seen + 1, reclaimed, "retention"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias
 from urllib.parse import quote
 
 import msgspec
@@ -23,7 +23,7 @@ from crosswire.errors import (
     SubscriptionConflict,
     UnknownMessage,
 )
-from crosswire.hub.attachment import DeliveryGap, DeliveryReceiver, Ended, Window
+from crosswire.hub.attachment import Consumer, DeliveryGap, DeliveryReceiver, Ended, Window
 from crosswire.hub.backlog.backlog import Backlog
 from crosswire.hub.core import Core, SendEnvelope
 from crosswire.hub.filters import Filter, Predicate
@@ -32,7 +32,9 @@ from crosswire.hub.pattern_index import PatternIndex
 from crosswire.hub.policies import Retry
 from crosswire.hub.shares import Quota
 from crosswire.hub.subscribers import Subscriber
-from crosswire.hub.topics import KnownTopics, Topic
+from crosswire.hub.topic_index import KnownTopics
+from crosswire.hub.topic_reads import PatternLogs
+from crosswire.hub.topics import Topic
 from crosswire.store.records import Count, reader
 
 __all__ = [
@@ -49,6 +51,9 @@ __all__ = [
 
 _SPACE: Final = "subscription"
 _NAME_BYTES: Final = 200
+_AUDIENCE_ENTRIES: Final = 1 << 20
+"""Subscribers and subscriptions in the audiences of all topics together that are kept, 8 bytes
+each: of tens of thousands of topics each may have thousands."""
 _LAST_S: Final = 253_402_300_800.0
 """When the year 9999 ends."""
 
@@ -113,10 +118,12 @@ class Subscription(Backlog):
         window_messages: int = 1024,
         window_bytes: int = 16 << 20,
     ) -> None:
+        self.logs = PatternLogs(core, topics, definition.pattern, definition.since_us)
         super().__init__(
             core,
             f"topic/{definition.pattern}",
             b"s" + key,
+            self.logs,
             send=send,
             retry=retry,
             window_messages=window_messages,
@@ -130,8 +137,6 @@ class Subscription(Backlog):
         self.holder = definition.owner
         """Whose share it counts for; of one that was made without users, an address since the last
         start."""
-        self.memory.numbers = topics.numbers(definition.pattern)
-        self._topics = topics
         self._skipped = 0
         self._gap_seen = 0
         self._gap: DeliveryGap | None = None
@@ -183,19 +188,10 @@ class Subscription(Backlog):
         self.cursor.forget()
         self.memory.forget()
 
-    def add_topic(self, number: int) -> None:
-        """Read this topic's log, too."""
-        if number not in self.memory.numbers:
-            self.memory.numbers.append(number)
-
-    def remove_topic(self, number: int) -> None:
-        """Don't read this topic's log any more."""
-        if number in self.memory.numbers:
-            self.memory.numbers.remove(number)
-
-    def begin(self, position: int) -> None:
-        """A new subscription starts after this id."""
+    def begin(self, position: int, retentions: int) -> None:
+        """A new subscription starts after this id; see `PatternLogs.retentions`."""
         memory = self.memory
+        self.logs.retentions = retentions
         memory.loaded = self.cursor.upto = position
         # Messages that are being committed right now belong to it, and are read from disk.
         memory.visible = max(self._core.store.newest_id, position)
@@ -204,16 +200,28 @@ class Subscription(Backlog):
         self._core.commits.changed(self)
         self._core.loop.touch(self)
 
-    def before_read(self) -> None:
-        """Remember a gap if retention has deleted messages that it was to read."""
+    def note_reclaimed(self, identifier: int) -> None:
+        """Report a gap, before what follows it can be delivered."""
         seen = max(self.memory.loaded, self._gap_seen)
-        reclaimed = self._topics.reclaimed(self.definition.pattern)
-        if reclaimed > seen:
-            self._gap_seen = reclaimed
+        if identifier > seen:
+            self._gap_seen = identifier
             first = seen + 1 if self._gap is None else self._gap.first
-            self._gap = DeliveryGap(first, reclaimed, "retention")
+            self._gap = DeliveryGap(first, identifier, "retention")
+            self._report_gap()
 
-    def report_gap(self) -> None:
+    def attach(self, *args: Any, **options: Any) -> Consumer:
+        """Add a consumer: see `Backlog.attach`. It learns of a gap that nobody was there for."""
+        consumer = super().attach(*args, **options)
+        self._report_gap()
+        return consumer
+
+    def dispatch(self, now: float) -> None:
+        """Hand out what is ready, and before that what is missing."""
+        if self._gap is not None:
+            self._report_gap()
+        super().dispatch(now)
+
+    def _report_gap(self) -> None:
         """Report to consumers what was deleted before they got it; without any, to the next one."""
         if self._gap is not None and self.consumers:
             gap, self._gap = self._gap, None
@@ -245,6 +253,11 @@ class Audience(msgspec.Struct, frozen=True):
     subscribers: list[Subscriber]
     subscriptions: list[Subscription]
 
+    @property
+    def entries(self) -> int:
+        """How many they are."""
+        return len(self.subscribers) + len(self.subscriptions)
+
 
 class Subscriptions:
     """Who subscribed to what: unnamed subscribers while attached, named subscriptions for good."""
@@ -267,6 +280,7 @@ class Subscriptions:
         self._topics = topics
         self._send = send
         self._audiences: dict[int, Audience] = {}
+        self._audience_entries = 0
         self._subscribers: PatternIndex[Subscriber] = PatternIndex()
         self._named: PatternIndex[Subscription] = PatternIndex()
         self._by_name: dict[tuple[str, str], Subscription] = {}
@@ -360,7 +374,7 @@ class Subscriptions:
             # There was one of this name whose definition was damaged: its cursor is continued.
             subscription.recover(now)
         else:
-            subscription.begin(self._position(pattern, start))
+            subscription.begin(*self._position(pattern, start))
             self._core.commits.await_commit(subscription)
             self._await_outcome(subscription)
         self._store.save(_SPACE, subscription.record_key, _encode(definition))
@@ -505,7 +519,8 @@ class Subscriptions:
         self._subscribers.add(subscriber.pattern, subscriber)
         if start is not None and start != "latest":
             since_us = int(start.time_s * MICROSECONDS) if isinstance(start, AtTime) else 0
-            subscriber.start_after(self._position(subscriber.pattern, start), since_us)
+            position, retentions = self._position(subscriber.pattern, start)
+            subscriber.start_after(position, since_us, retentions)
             self._core.loop.touch(subscriber)
         return subscriber
 
@@ -513,18 +528,20 @@ class Subscriptions:
         """Remove a closed subscriber from the index, where `close` could not."""
         self._subscribers.remove(subscriber.pattern, subscriber)
 
-    def _position(self, pattern: str, start: Start | None) -> int:
-        """The id after which a new subscription starts."""
+    def _position(self, pattern: str, start: Start | None) -> tuple[int, int]:
+        """The id after which a new subscription starts, and `PatternLogs.retentions` of it.
+
+        That is known without a look at the topics of a pattern, of which there may be many. One
+        that starts at a time passes over older messages of each topic when it reads that.
+        """
         if start is None or start == "latest":
-            return self._store.newest_id
-        topics = self._topics.matching(pattern)
-        kept = min((topic.reclaimed for topic in topics), default=0)
+            return self._store.newest_id, -1
         if isinstance(start, AtId):
-            return max(start.id - 1, kept)
+            return max(start.id - 1, 0), -1
         if isinstance(start, AtTime):
-            since_us = int(start.time_s * MICROSECONDS)
-            return min((topic.before(since_us) for topic in topics), default=0)
-        return kept
+            return 0, -1
+        topic = self._topics.get(pattern)
+        return 0 if topic is None else topic.reclaimed, self._core.floors.raised
 
     # Matching.
 
@@ -548,13 +565,18 @@ class Subscriptions:
             subscribers = [each for each in found if each.names is None or each.wants(name)]
         if subscriptions is None:
             subscriptions = self._named.match(name)
+        self._forget_audience(topic.number)
         audience = self._audiences[topic.number] = Audience(versions, subscribers, subscriptions)
+        self._audience_entries += audience.entries
+        while self._audience_entries > _AUDIENCE_ENTRIES and len(self._audiences) > 1:
+            # The oldest one.
+            self._forget_audience(next(iter(self._audiences)))
         return audience
 
-    def add_topic(self, topic: Topic) -> None:
-        """A topic is new: the named subscriptions of its patterns read its log, too."""
-        for subscription in self.audience(topic).subscriptions:
-            subscription.add_topic(topic.number)
+    def _forget_audience(self, number: int) -> None:
+        known = self._audiences.pop(number, None)
+        if known is not None:
+            self._audience_entries -= known.entries
 
     def use(self, topic: Topic) -> str:
         """How a topic without messages is used: by who names it, or has not settled what it had;
@@ -571,11 +593,6 @@ class Subscriptions:
 
     def remove_topic(self, topic: Topic) -> None:
         """A topic is removed: its log is not read any more."""
-        self._audiences.pop(topic.number, None)
-        for subscription in self._named.match(topic.name):
-            subscription.remove_topic(topic.number)
-
-    def report_gaps(self) -> None:
-        """Report to consumers what retention deleted before they got it."""
-        for subscription in list(self._by_name.values()):
-            subscription.report_gap()
+        self._forget_audience(topic.number)
+        for subscriber in self._subscribers.match(topic.name):
+            subscriber.note_removed(topic)

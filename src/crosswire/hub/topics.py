@@ -1,9 +1,11 @@
-"""Topics: logs with retention, and the one that has all of them by name."""
+"""Topics: logs with retention."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -14,13 +16,12 @@ from crosswire.hub.core import Core
 from crosswire.hub.policies import TopicPolicy
 from crosswire.store.records import Count, reader
 
-__all__ = ["KnownTopics", "Topic"]
+__all__ = ["Topic"]
 
 _MARKS: Final = "mark"
 _MARK_BYTES: Final = 4 << 20
 _MARK_S: Final = 3600
 _BACK_S: Final = 60
-_CACHED_PATTERNS: Final = 10_000
 
 
 class _RetentionMark(msgspec.Struct, array_like=True, frozen=True):
@@ -31,6 +32,7 @@ class _RetentionMark(msgspec.Struct, array_like=True, frozen=True):
     bytes_before: Count
 
 
+_time_of = attrgetter("time")
 _encode = msgspec.msgpack.Encoder().encode
 _read_mark: Callable[[bytes], _RetentionMark] = reader(_RetentionMark, "a mark of a topic")
 
@@ -41,12 +43,15 @@ class Topic:
     def __init__(self, core: Core, destination: str, policy: TopicPolicy) -> None:
         self.destination = destination
         self.name = destination.removeprefix("topic/")
-        self.levels = tuple(self.name.split("/"))
         self.policy = policy
         self.number = core.store.number(destination)
         self.reclaimed = core.floors.of(self.number)
+        self.retentions = 0
+        """`Floors.raised` when retention last deleted something; 0 if that was before the start."""
         self.published = 0
         self._published_before = 0
+        self._newest_id = 0
+        self._is_newest_known = False
         self._core = core
         self._key = self.number.to_bytes(4)
         self._marks = self._load_marks()
@@ -77,6 +82,7 @@ class Topic:
     def count(self, identifier: int, size: int, now_us: int) -> None:
         """A message was stored; every 4 MiB or hour a mark is saved at which retention can cut."""
         self.published += 1
+        self._newest_id = max(self._newest_id, identifier)
         marks = self._marks
         if not marks or self._is_mark_due(self._bytes, now_us):
             self._went_back |= bool(marks) and now_us < marks[-1].time
@@ -100,6 +106,7 @@ class Topic:
         total, marks = sum(sizes), self._marks
         if marks and not self._is_mark_due(self._bytes + total, now_us):
             self.published += len(sizes)
+            self._newest_id = max(self._newest_id, first + len(sizes) - 1)
             self._bytes += total
         else:
             for identifier, size in enumerate(sizes, first):
@@ -129,6 +136,7 @@ class Topic:
             self._core.store.reclaim(self.number, self.reclaimed + 1, upto)
             self.reclaimed = upto
             self._core.floors.save(self.number, self.reclaimed)
+            self.retentions = self._core.floors.raised
             self._core.commits.request(sync=False, urgent=False)
 
     @property
@@ -158,72 +166,30 @@ class Topic:
             times = list(accumulate(reversed(times), min))[::-1]
         return times
 
+    @property
+    def newest_id(self) -> int:
+        """No message of it, stored or deleted, has a higher id; 0 if there never was one."""
+        if not self._is_newest_known:
+            stored = self._core.store.last_id(self.number)
+            self._newest_id = max(self._newest_id, stored, self.reclaimed)
+            self._is_newest_known = True
+        return self._newest_id
+
     def before(self, time_us: int) -> int:
         """An id after which everything is that was published at `time_us` or later."""
+        marks, early_us = self._marks, time_us - _BACK_S * MICROSECONDS
+        if not marks or marks[0].time >= early_us:
+            return 0
+        if not self._went_back:
+            # What is before a mark has at most its time, or that of a clock set back by so little
+            # that there was no mark for it.
+            return marks[bisect_left(marks, early_us, key=_time_of) - 1].id - 1
         found = 0
-        for mark in self._marks:
-            if mark.time >= time_us:
+        for earlier, mark in pairwise(marks):
+            latest_us = mark.time
+            if latest_us < earlier.time:
+                latest_us = earlier.time + _MARK_S * MICROSECONDS
+            if latest_us >= early_us:
                 break
             found = mark.id - 1
         return found
-
-
-def _matching(pattern: str, topics: Iterable[Topic]) -> list[Topic]:
-    """Those that a pattern matches. By one pass for each level that has a name: there may be tens
-    of thousands of topics, and to try each of them in a call takes several times as long."""
-    levels = pattern.split("/")
-    if levels[0] in ("+", "#"):
-        topics = [topic for topic in topics if not topic.name.startswith("$")]
-    if levels[-1] == "#":
-        levels.pop()
-        count = len(levels)
-        found = [topic for topic in topics if len(topic.levels) >= count]
-    else:
-        count = len(levels)
-        found = [topic for topic in topics if len(topic.levels) == count]
-    for depth, level in enumerate(levels):
-        if level != "+":
-            found = [topic for topic in found if topic.levels[depth] == level]
-    return found
-
-
-class KnownTopics:
-    """All topics by destination, and which of them a pattern matches."""
-
-    def __init__(self) -> None:
-        self.by_destination: dict[str, Topic] = {}
-        self._matching: dict[str, tuple[int, list[Topic]]] = {}
-        self._version = 0
-
-    def add(self, topic: Topic) -> None:
-        """There is a new topic."""
-        self.by_destination[topic.destination] = topic
-        self._version += 1
-
-    def remove(self, topic: Topic) -> None:
-        """It is no longer there."""
-        del self.by_destination[topic.destination]
-        self._version += 1
-
-    def matching(self, pattern: str) -> list[Topic]:
-        """The topics of a pattern, cached until a topic is added or removed."""
-        topics = self.by_destination
-        cached = self._matching.get(pattern)
-        if cached is not None and cached[0] == self._version:
-            return cached[1]
-        if "+" in pattern or "#" in pattern:
-            found = _matching(pattern, topics.values())
-        else:
-            found = [topics[name] for name in (f"topic/{pattern}",) if name in topics]
-        if len(self._matching) > _CACHED_PATTERNS:
-            self._matching.clear()
-        self._matching[pattern] = (self._version, found)
-        return found
-
-    def numbers(self, pattern: str) -> list[int]:
-        """The destination numbers of the topics of a pattern."""
-        return [topic.number for topic in self.matching(pattern)]
-
-    def reclaimed(self, pattern: str) -> int:
-        """The highest id that retention has deleted from any topic of a pattern."""
-        return max((topic.reclaimed for topic in self.matching(pattern)), default=0)

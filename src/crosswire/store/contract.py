@@ -573,10 +573,12 @@ class MergedPage:
         self._records: list[tuple[int, int, bytes]] = []
         self._total = 0
 
-    def add(self, number: int) -> None:
-        """Read one destination, as far as the page can go with those before it."""
+    def add(self, number: int, after: int = 0) -> None:
+        """Read one destination, as far as the page can go with those before it. The caller knows
+        that nothing of it is needed up to `after`."""
         count, size_bytes = self._count, self._size_bytes
-        page = _page(self._scan, number, self._after, self._last, count, size_bytes)
+        after = max(after, self._after)
+        page = _page(self._scan, number, after, self._last, count, size_bytes)
         self._last = page.last
         self._records += page.records
         self._total += sum([len(record[2]) for record in page.records])

@@ -30,6 +30,7 @@ _COUNT_S: Final = 0.2
 _NEVER_US: Final = 1 << 53
 """After every time that a message was accepted; as a number of JSON it is exact."""
 _COUNTED: Final = 500
+_TOPICS_AT_ONCE: Final = 128
 _MOST_TOPICS: Final = 1_000
 """Of a pattern: of one with more topics, what is on disk only is not looked at for its age."""
 
@@ -215,54 +216,66 @@ def _row(ask: OperationRequest, subscription: Subscription, lag: _Lag) -> Subscr
 
 
 async def _lags(ask: OperationRequest, subscriptions: Sequence[Subscription]) -> list[_Lag]:
-    counts = {}
-    lagging = [each for each in subscriptions if each.memory.loaded < each.memory.visible]
     log = ask.server.log
-    if lagging and log is not None:
-        ranges = [
-            (list(each.memory.numbers), each.memory.loaded, each.memory.visible) for each in lagging
-        ]
-        names = {
-            number: ask.hub.store.name(number) for numbers, _, _ in ranges for number in numbers
-        }
-        moment = log.moment()
-
-        def count() -> list[_Lag]:
-            ends_at = time.monotonic() + _COUNT_S
-            return [
-                _count(moment.view, numbers, after, upto, names, ends_at, log.pause)
-                for numbers, after, upto in ranges
-            ]
-
-        counts = dict(zip(lagging, await log.in_thread(count), strict=True))
+    left_s = _COUNT_S
     lags = []
     for each in subscriptions:
-        found = counts.get(each, _Lag(0, True, 0))
+        found = _Lag(0, True, 0)
+        if each.memory.loaded < each.memory.visible and log is not None:
+            # One after the other: each may have tens of thousands of topics.
+            ranges = await _unread(ask, each)
+            upto, view, pause = each.memory.visible, log.moment().view, log.pause
+            began = time.monotonic()
+            found = await log.in_thread(_count, view, ranges, upto, began + left_s, pause)
+            left_s -= time.monotonic() - began
         oldest_us = each.oldest_us() or found.oldest_us
         lags.append(_Lag(len(each.memory.items) + found.messages, found.is_exact, oldest_us))
     return lags
 
 
+class _UnreadRange(NamedTuple):
+    """What a subscription has not read of a topic: all that is after an id."""
+
+    destination: str
+    number: int
+    after: int
+
+
+async def _unread(ask: OperationRequest, subscription: Subscription) -> list[_UnreadRange]:
+    """Of the topics that have something which is on disk only."""
+    logs, ranges = subscription.logs, []
+    walk = logs.walk()
+    async with ask.work.turn() as turn:
+        while not walk.is_done:
+            for topic in walk.part(_TOPICS_AT_ONCE):
+                after = logs.begin_after(topic, subscription.memory.loaded)
+                if topic.newest_id > after:
+                    ranges.append(_UnreadRange(topic.destination, topic.number, after))
+            await turn.pause()
+    return ranges
+
+
 def _count(
     view: View,
-    numbers: Sequence[int],
-    after: int,
+    ranges: Sequence[_UnreadRange],
     upto: int,
-    names: dict[int, str],
     ends_at: float,
     pause: Callable[[float], None],
 ) -> _Lag:
-    """On a thread: how many messages the store has in (after, upto], and the time of the first."""
+    """On a thread: how many messages the store has in these, up to an id, and the time of the
+    first."""
     oldest_us = counted = seen = 0
-    if len(numbers) <= _MOST_TOPICS:
+    if ranges and len(ranges) <= _MOST_TOPICS:
+        names = {each.number: each.destination for each in ranges}
+        after = min(each.after for each in ranges)
         for number, identifier, record in view.page(
-            numbers, after=after, upto=upto, count=1
+            list(names), after=after, upto=upto, count=1
         ).records:
             try:
                 oldest_us = decode_at(record, names[number], identifier).time
             except RecordDamaged:
                 oldest_us = 0
-    for index, number in enumerate(numbers):
+    for index, (_, number, after) in enumerate(ranges):
         for identifier in view.ids(number, after=after, upto=upto):
             counted += 1
             if counted % _COUNTED == 0:
@@ -272,7 +285,7 @@ def _count(
                     break
         if seen:
             # This topic as far as it was counted, and the others as if they were like it.
-            part = (seen - after) / (upto - after) * (index + 1) / len(numbers)
+            part = (seen - after) / (upto - after) * (index + 1) / len(ranges)
             return _Lag(max(int(counted / part), counted), False, oldest_us)
     return _Lag(counted, True, oldest_us)
 

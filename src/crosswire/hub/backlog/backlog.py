@@ -21,8 +21,8 @@ the memory until a consumer takes them or they expire.
 Every transition that could make one of the conditions true ends in one of three calls: `touch`
 where a message becomes ready, `has_room` where a window gets free, and `check` where bytes or
 messages leave the memory, more is committed or the limits change. What a peer causes (`attach`,
-`detach`, `settle`, `refuse`) pumps the loop at its end, as do `remove` and `exchange`; after all
-else the caller does.
+`detach`, `settle`, `refuse`) pumps the loop at its end, as do `remove` and `Queue.exchange`; after
+all else the caller does.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from crosswire.commitlog.contract import AcceptedMessages
 from crosswire.envelope import MICROSECONDS, Envelope
 from crosswire.hub.attachment import Choice, Consumer, DeliveryReceiver, Item, Window
 from crosswire.hub.backlog.consumers import ConsumerDispatch
+from crosswire.hub.backlog.logs import MessageLog
 from crosswire.hub.backlog.memory import PAGE, BacklogMemory
 from crosswire.hub.backlog.recovery import recover_unsettled
 from crosswire.hub.backlog.retries import Retries
@@ -72,6 +73,7 @@ class Backlog(ABC):
         core: Core,
         destination: str,
         key: bytes,
+        log: MessageLog,
         *,
         send: SendEnvelope,
         retry: Retry,
@@ -88,6 +90,7 @@ class Backlog(ABC):
             core,
             self.cursor,
             self,
+            log,
             has_filter=self.has_filter,
             window_messages=window_messages,
             window_bytes=window_bytes,
@@ -131,8 +134,8 @@ class Backlog(ABC):
         """Whether this message is for the backlog at all."""
         return True
 
-    def before_read(self) -> None:
-        """More is about to be read from disk."""
+    def note_reclaimed(self, _identifier: int) -> None:
+        """Retention has deleted messages up to this id that should have been read next."""
 
     def on_all_loaded(self) -> None:
         """Nothing is on disk only, so counters can be corrected; damage makes them drift."""
@@ -418,7 +421,7 @@ class Backlog(ABC):
         memory = self.memory
         after = max(after, memory.head() - 1)
 
-        def look(page: Page) -> None:
+        def look(page: Page, _reclaimed: int) -> None:
             nonlocal after, left_bytes
             for number, identifier, record in page.records:
                 left_bytes -= len(record)
@@ -433,8 +436,7 @@ class Backlog(ABC):
         while len(found) < count and after < memory.visible and (left_bytes > 0 or not found):
             # One letter is looked up more often than a page of them.
             page = min(count - len(found), PAGE)
-            self._store.read(
-                memory.numbers,
+            memory.log.read_now(
                 after=after,
                 upto=memory.visible,
                 count=page,
@@ -478,8 +480,7 @@ class Backlog(ABC):
         memory = self.memory
         if not memory.loaded < identifier <= memory.visible or identifier in self.cursor.later:
             return None
-        found = (self._store.fetch(number, [identifier])[0] for number in memory.numbers)
-        return next((record for record in found if record is not None), None)
+        return memory.log.fetch(identifier)
 
     def purge(self, now: float) -> int:
         """Settle everything that no consumer holds. Returns how much of it was in memory."""
@@ -497,29 +498,6 @@ class Backlog(ABC):
         self.snapshot()
         self._commits.changed(self)
         return len(gone)
-
-    def exchange(self, envelope: Envelope, record: bytes) -> None:
-        """Replace the message that has this envelope's id."""
-        memory, number = self.memory, self.memory.numbers[0]
-        item = memory.items.get(envelope.id)
-        if item is not None:
-            grown = len(record) - item.size
-            memory.grow(grown)
-            if item.consumer is not None:
-                memory.held_bytes += grown
-            item.envelope, item.size = envelope, len(record)
-            self._uncount(0, -grown)
-        else:
-            stored = self._store.fetch(number, [envelope.id])[0]
-            if stored is not None:
-                self._uncount(0, len(stored) - len(record))
-        self._store.retain(number, envelope.id, record)
-        self._commits.request()
-        # A filter may match it now, and a smaller one makes room.
-        self._dispatch.look_again()
-        self.check()
-        self._loop.touch(self)
-        self._loop.pump(self._loop.now)
 
     def drop_oldest(self, is_too_full: Callable[[], bool], now: float) -> None:
         """Drop the oldest messages that no consumer holds while `is_too_full`."""
@@ -560,8 +538,7 @@ class Backlog(ABC):
         if self.stopped:
             return
         recover_unsettled(self._core, self.cursor, memory)
-        newest = max((self._store.last_id(number) for number in memory.numbers), default=0)
-        memory.visible = max(newest, memory.loaded)
+        memory.visible = max(memory.log.newest_id(), memory.loaded)
         memory.fill()
         if memory.loaded >= memory.visible:
             # A message that was visible before it was written, and never was, is still counted.

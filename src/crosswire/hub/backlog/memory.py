@@ -21,12 +21,12 @@ from typing import Final, Protocol
 from crosswire.commitlog.contract import AcceptedMessages
 from crosswire.envelope import Envelope
 from crosswire.hub.attachment import Consumer, Item
+from crosswire.hub.backlog.logs import MessageLog
 from crosswire.hub.commits import StoredBacklog
 from crosswire.hub.core import Core
 from crosswire.hub.cursor import Cursor, UnsettledMessage
 from crosswire.hub.ledger import LedgerPeer, Step
 from crosswire.hub.policies import Retry
-from crosswire.hub.topic_reads import read_topics
 from crosswire.store.contract import Page
 
 __all__ = ["PAGE", "BacklogMemory", "BacklogOwner"]
@@ -55,8 +55,8 @@ class BacklogOwner(StoredBacklog, Protocol):
     def wants(self, envelope: Envelope) -> bool:
         """Whether this message is for the backlog at all."""
 
-    def before_read(self) -> None:
-        """More is about to be read: retention may have deleted some of it."""
+    def note_reclaimed(self, identifier: int) -> None:
+        """Retention has deleted messages up to this id that should have been read next."""
 
     def on_all_loaded(self) -> None:
         """Nothing is on disk only, so the counters can be corrected."""
@@ -97,14 +97,14 @@ class BacklogMemory:
         core: Core,
         cursor: Cursor,
         owner: BacklogOwner,
+        log: MessageLog,
         *,
         has_filter: bool,
         window_messages: int,
         window_bytes: int,
     ) -> None:
         self._is_forgotten = False
-        self.numbers: list[int] = []
-        """The destinations whose logs are read."""
+        self.log = log
         self.loaded = cursor.upto
         self.visible = 0
         self.items: dict[int, Item] = {}
@@ -255,14 +255,11 @@ class BacklogMemory:
         """Read more while there is room. Raises what the store raises; then it is read later."""
         if self.loaded >= self.visible or self._owner.stopped or self._is_forgotten:
             return
-        self._owner.before_read()
         while self._needs_read():
             self._is_reading = True
             try:
-                read_topics(
-                    self._core,
+                self.log.read(
                     self._owner,
-                    self.numbers,
                     after=self.loaded,
                     upto=min(self.visible, self._commits.committed_id),
                     count=(
@@ -292,19 +289,17 @@ class BacklogMemory:
         upto = min(self.visible, identifier)
         while self.loaded < upto:
             before = self.loaded
-            self._core.store.read(
-                self.numbers, after=before, upto=upto, count=PAGE, done=self._add_page
-            )
+            self.log.read_now(after=before, upto=upto, count=PAGE, done=self._add_page)
             if self.loaded == before:
                 break
 
-    def _add_page(self, page: Page) -> None:
+    def _add_page(self, page: Page, reclaimed: int) -> None:
         self._is_reading = False
         if self._is_forgotten:
             # While the page was being read.
             return
-        # Again: meanwhile retention may have deleted some of what was to be read.
-        self._owner.before_read()
+        if reclaimed > self.loaded:
+            self._owner.note_reclaimed(reclaimed)
         settled_later = self._cursor.later
         attempts = self._cursor.refused_later
         for number, identifier, record in page.records:
