@@ -28,9 +28,19 @@ import crosswire.gateways
 import crosswire.hub
 import crosswire.web
 import crosswire.wire
+from crosswire.wire.clauses import _compiled
 
 PACKAGES = (crosswire.wire, crosswire.gateways, crosswire.hub, crosswire.web, crosswire.bond)
-MODULES = ("crosswire.envelope", "crosswire.access", "crosswire.session")
+MODULES = (
+    "crosswire.envelope",
+    "crosswire.access",
+    "crosswire.session",
+    "crosswire.filter_text",
+    "crosswire.tokens",
+    "crosswire.server.checkpoints",
+    "crosswire.store.checkpoint",
+)
+PROTOCOLS = ("emp", "emqp", "epoxy", "micromsg2", "relink")
 
 FEW = 20
 """Characters for which only an exponential time is slow."""
@@ -66,6 +76,13 @@ def patterns() -> dict[str, Used]:
                 methods = {value.__name__} if pattern is not value else _methods(module, key)
                 found[f"{name}.{key}"] = Used(pattern, frozenset(methods))
     return found
+
+
+def clauses() -> Iterator[Used]:
+    """Those that find the clause of a violation, whose reason may quote the peer."""
+    for protocol in PROTOCOLS:
+        for pattern, _, _ in _compiled(protocol):
+            yield Used(pattern, frozenset({"match"}))
 
 
 def _methods(module: ModuleType, key: str) -> set[str]:
@@ -207,6 +224,15 @@ def _is_slow(used: Used, text: str) -> bool:
 def test_linear_time(name: str) -> None:
     growth, text = slowest(PATTERNS[name])
     assert growth < MOST_TIMES, f"{name} backtracks: {growth:.0f} times longer for {text!r}"
+
+
+@pytest.mark.alone
+def test_clauses_are_found_in_linear_time() -> None:
+    texts = [letter * RUN + "\x00" for letter in "a1 '\"("]
+    for used in clauses():
+        start = sample(parser.parse(used.pattern.pattern).data)
+        for text in (*texts, *(start + each for each in texts)):
+            assert not _is_slow(used, text), (used.pattern.pattern, text[:40])
 
 
 def test_all_packages_were_searched() -> None:

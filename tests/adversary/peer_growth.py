@@ -206,8 +206,9 @@ def first_flights(size: int) -> Attack:
     return attack
 
 
-def second_flights(size: int) -> Attack:
-    """TLS peers with a certificate that send the ends of their handshakes at the same moment."""
+def second_flights(size: int, *, leave: bool = False) -> Attack:
+    """TLS peers with a certificate that send the ends of their handshakes at the same moment, and
+    may end what they send with it."""
 
     def attack(target: MeasuredTarget) -> Iterator[None]:
         with ExitStack() as stack:
@@ -229,6 +230,8 @@ def second_flights(size: int) -> Attack:
             yield
             for peer, data in peers:
                 peer.sendall(data)
+                if leave:
+                    peer.shutdown(socket.SHUT_WR)
             for peer, _ in peers:
                 # The tickets for another session, which end the handshake.
                 with contextlib.suppress(ConnectionResetError):
@@ -305,6 +308,7 @@ PEER_ATTACKS: dict[str, Attack] = {
     "filtered-subscriptions": filtered_subscriptions(300),
     "first-flights": first_flights(300),
     "second-flights": second_flights(300),
+    "last-flights": second_flights(300, leave=True),
     "long-heads": long_heads(20),
     "half-closed": half_closed(300),
 }
@@ -315,6 +319,7 @@ FULL_PEER_ATTACKS: dict[str, Attack] = PEER_ATTACKS | {
     "filtered-subscriptions": filtered_subscriptions(1_000),
     "first-flights": first_flights(600),
     "second-flights": second_flights(600),
+    "last-flights": second_flights(600, leave=True),
     "half-closed": half_closed(600),
     "revoked": revoked(1_500),
 }

@@ -30,6 +30,7 @@ class Site:
         self.acceptor = TlsAcceptor(lambda: Echo(self), tls.server, PassingSockets(100), self._fail)
         self.port = 0
         self.transports: list[asyncio.Transport] = []
+        self.received: list[bytes] = []
         self._peers: list[Peer] = []
 
     async def connect(self, context: ssl.SSLContext) -> Peer:
@@ -68,9 +69,12 @@ class Echo(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         self._site.transports.append(transport)
+        self._number = len(self._site.received)
+        self._site.received.append(b"")
         self._site.note()
 
     def data_received(self, data: bytes) -> None:
+        self._site.received[self._number] += data
         self._transport.write(data)
 
 
@@ -165,7 +169,7 @@ def test_a_handshake_may_come_byte_by_byte(
             return await peer.echo(b"hello")
 
     assert runner.run(shake_hands()) == b"hello"
-    assert not site.acceptor._held and not site.failures
+    assert not site.acceptor._arrivals.get_map() and not site.failures
 
 
 async def fail(site: Site, context: ssl.SSLContext, *, leave: bool) -> None:
@@ -182,7 +186,7 @@ def test_who_leaves_in_the_middle_is_counted(
     runner: asyncio.Runner, site: Site, tls: TlsPair
 ) -> None:
     runner.run(fail(site, tls.client, leave=True))
-    assert not site.acceptor._held and not site.made
+    assert not site.acceptor._arrivals.get_map() and not site.made
 
 
 def test_who_sends_nothing_more_is_disconnected(
@@ -190,4 +194,26 @@ def test_who_sends_nothing_more_is_disconnected(
 ) -> None:
     monkeypatch.setattr(tls_acceptor, "HANDSHAKE_S", 0.2)
     runner.run(fail(site, tls.client, leave=False))
-    assert not site.acceptor._held and not site.made
+    assert not site.acceptor._arrivals.get_map() and not site.made
+
+
+def test_who_leaves_right_after_the_end_waits_for_its_turn(
+    runner: asyncio.Runner, site: Site, tls: TlsPair
+) -> None:
+    """The end of a socket is no way around the turns, and what came before it is served."""
+
+    async def shake_hands() -> list[bytes]:
+        async with asyncio.timeout(PATIENCE_S):
+            peers = [await site.connect(tls.client) for _ in range(PEERS)]
+            ends = [await peer.shake_hands() for peer in peers]
+            for peer, end in zip(peers, ends, strict=True):
+                peer.tls.write(b"hello")
+                peer.writer.write(end + peer.outgoing.read())
+                peer.writer.write_eof()
+            while sum(site.made.values()) < PEERS or not all(site.received):
+                await asyncio.sleep(0.01)
+            return site.received
+
+    assert runner.run(shake_hands()) == [b"hello"] * PEERS
+    assert max(site.made.values()) <= 2 * tls_acceptor._CONTINUED_AT_ONCE, site.made
+    assert not site.failures

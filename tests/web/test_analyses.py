@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gzip
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -16,6 +18,7 @@ from crosswire.access import User
 from crosswire.config import HttpSettings
 from crosswire.errors import CrosswireError
 from crosswire.testing.traffic import SampleTraffic, packets, write_pcap
+from crosswire.web.held_analyses import HeldAnalyses
 from crosswire.wire.emp.frames import Hello, Request, serialize, serialize_call
 from tests.web.conftest import StartWeb, WebHub
 
@@ -260,6 +263,18 @@ async def test_a_process_that_fails_is_reported(
         row = await analyzed(web, b"anything")
     assert row["state"] == "failed" and "the analyzer failed" in row["error"]
     assert "broken" in str([vars(each) for each in caplog.records])
+
+
+async def test_an_analysis_that_the_disk_refuses_names_no_path(
+    web: WebHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/var/lib/crosswire/analyses/x")
+
+    monkeypatch.setattr(HeldAnalyses, "_run", fail)
+    row = await analyzed(web, b"anything")
+    assert row["state"] == "failed"
+    assert row["error"] == f"it can't be analyzed: {os.strerror(errno.ENOSPC)}"
 
 
 async def test_a_stopping_hub_ends_processes_and_removes_files(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
 
 from crosswire.access import User
 from crosswire.envelope import Envelope
-from crosswire.errors import RequestFailed
+from crosswire.errors import RequestFailed, StoreFailed
 from crosswire.hub.attachment import Attachment, Delivery, Notice
 from crosswire.hub.ledger import LedgerPeer
 from tests.web.conftest import StartWeb, WebHub
@@ -115,6 +116,23 @@ async def test_dead_letters_are_the_owners(web: WebHub) -> None:
     await web.patch(letter_path, {**mine, "text": "y"}, token=ANNA)
     shown = await web.get(letter_path, token=ANNA, **mine)
     assert shown["message"]["text"] == "y"
+
+
+async def test_the_owner_sees_no_paths_of_the_server(
+    web: WebHub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = f"{web.server.config.data}/store/000012.log"
+
+    def fail(*_: object, **__: object) -> None:
+        raise StoreFailed(f"IO error: {path}: No space left on device")
+
+    monkeypatch.setattr(web.hub.dead_letters, "replay", fail)
+    again = {"queue": "@anna.n", "all": True}
+    with caplog.at_level(logging.ERROR, "crosswire.web"):
+        replay = await web.post("/v1/dead/replays", again, token=ANNA)
+    assert replay["skipped"] == 1
+    assert replay["error"] and path not in replay["error"]
+    assert path in str([vars(each) for each in caplog.records])
 
 
 async def test_the_owner_replays_them(web: WebHub) -> None:

@@ -6,9 +6,9 @@ open file until its handshake times out, and there is no handle to close it by. 
 peers that send their part of a handshake at the same moment would all be answered, with a signature
 or a certificate to check each, before anybody else is served.
 
-So handshakes have turns. The event loop has the socket once a handshake has begun, and would read
-what arrives at once: between turns the socket is given a low-water mark (SO_RCVLOWAT), below which
-Linux does not report it as readable. Its end is reported all the same.
+So handshakes have turns, and between them the event loop reads nothing of a peer: TLS begins on a
+connection that the loop has already (`start_tls`), because that one can be paused. A selector of
+our own, which the loop watches like a socket, reports who has sent something.
 """
 
 from __future__ import annotations
@@ -17,15 +17,12 @@ import asyncio
 import errno
 import socket
 import ssl
-import sys
-from array import array
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from fcntl import ioctl
 from functools import partial
-from termios import FIONREAD
-from typing import Any, Final
+from selectors import EVENT_READ, DefaultSelector
+from typing import Final, cast
 
 from crosswire.gateways.slots import PassingSockets
 
@@ -40,11 +37,9 @@ _CONTINUED_AT_ONCE: Final = 4
 to a millisecond each."""
 _READ_TURNS: Final = 4
 """Turns of the event loop in which a socket that may be read is read, and answered."""
-_HELD_BYTES: Final = 1 << 16
-"""The low-water mark between turns: what a peer sends in a handshake is shorter."""
-_LOOK_S: Final = 0.001
-_LOOK_EACH_S: Final = 0.00002
-"""How often is looked whether something has arrived: more rarely for many, a microsecond each."""
+_UNREAD_BYTES: Final = 1 << 16
+"""The low-water mark of a socket that the loop has before TLS begins: a first flight is shorter, so
+that it is not reported as readable."""
 _PAUSE_S: Final = 0.1
 """How long nothing is accepted when the process has no open file left."""
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -72,9 +67,8 @@ class TlsAcceptor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._is_letting_in = False
-        self._held: dict[socket.socket, asyncio.Future[None]] = {}
-        """Sockets below their low-water mark, and who waits for their next bytes."""
-        self._is_looking = False
+        self._arrivals = DefaultSelector()
+        """Sockets whose next bytes are waited for, each with the future of who does."""
 
     async def open(self, host: str, port: int) -> int:
         """Listen; returns the port that was taken. Raises OSError."""
@@ -95,6 +89,7 @@ class TlsAcceptor:
             raise
         for listening in self._listening:
             loop.add_reader(listening, self._accept, listening)
+        loop.add_reader(self._arrivals.fileno(), self._on_arrivals)
         taken: int = self._listening[0].getsockname()[1]
         return taken
 
@@ -105,6 +100,13 @@ class TlsAcceptor:
         for each in listening:
             loop.remove_reader(each)
             each.close()
+        self._close_arrivals()
+
+    def _close_arrivals(self) -> None:
+        """Once nothing is listening and no handshake is left."""
+        if not self._listening and not self._tasks and self._arrivals.get_map() is not None:
+            asyncio.get_running_loop().remove_reader(self._arrivals.fileno())
+            self._arrivals.close()
 
     def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -125,88 +127,111 @@ class TlsAcceptor:
             self._handshakes.add(accepted, close)
             task = loop.create_task(self._shake_hands(accepted))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._on_ended)
+
+    def _on_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._close_arrivals()
 
     def _resume(self, listening: socket.socket) -> None:
         if listening in self._listening:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     async def _shake_hands(self, accepted: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
         try:
             with suppress(OSError):  # the peer has reset it already
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             async with asyncio.timeout(HANDSHAKE_S):
-                await self._first_bytes(accepted)
+                await self._arrival(accepted)
             await self._turn()
-            handshake = loop.create_task(
-                loop.connect_accepted_socket(
-                    self._make, accepted, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S
-                )
-            )
-            try:
-                if sys.platform == "linux":
-                    await self._read_in_turns(accepted, handshake)
-                await handshake
-            finally:
-                handshake.cancel()
+            await self._begin(accepted)
         except (OSError, ssl.CertificateError):  # ssl.SSLError and TimeoutError are OSErrors
             accepted.close()
             self._failed()
         finally:
             self._handshakes.remove(accepted)
 
-    async def _first_bytes(self, accepted: socket.socket) -> None:
-        """Until the peer has sent something, or has closed its socket."""
+    async def _begin(self, accepted: socket.socket) -> None:
+        """Shake hands, and give the connection to its protocol. Raises OSError and
+        CertificateError."""
         loop = asyncio.get_running_loop()
-        arrived: asyncio.Future[None] = loop.create_future()
-        loop.add_reader(accepted, _finish, arrived)
+        # uvloop reads from the moment on at which it has a socket, and can be paused only after.
+        _set_low_water(accepted, _UNREAD_BYTES)
+        transport, _ = await loop.connect_accepted_socket(_BeforeTls, accepted)
+        handshake = loop.create_task(self._secure(transport))
         try:
-            await arrived
+            await asyncio.sleep(0)  # it is paused by now
+            _set_low_water(accepted, 1)
+            await self._read_in_turns(accepted, transport, handshake)
+            await handshake
+        except BaseException:
+            transport.abort()
+            raise
         finally:
-            loop.remove_reader(accepted)
+            handshake.cancel()
 
-    async def _read_in_turns(self, accepted: socket.socket, handshake: asyncio.Task[Any]) -> None:
+    async def _secure(self, transport: asyncio.Transport) -> None:
+        if transport.is_closing():
+            raise ConnectionResetError("the peer has left")
+        first = _FirstData()
+        secured = await asyncio.get_running_loop().start_tls(
+            transport, first, self._tls, server_side=True, ssl_handshake_timeout=HANDSHAKE_S
+        )
+        if secured is None or first.is_lost:
+            raise ConnectionResetError("the peer has left")
+        first.hand_over(secured, self._make())
+
+    async def _read_in_turns(
+        self,
+        accepted: socket.socket,
+        transport: asyncio.Transport,
+        handshake: asyncio.Task[None],
+    ) -> None:
         """Until the handshake has ended, have its socket read only when it is its turn."""
-        try:
-            while True:
-                for _ in range(_READ_TURNS):
-                    await asyncio.sleep(0)
-                if handshake.done():
-                    return
-                _hold(accepted, _HELD_BYTES)
-                await self._next_bytes(accepted, handshake)
-                if handshake.done():
-                    return
-                await self._turn()
-                _hold(accepted, 1)
-        finally:
-            _hold(accepted, 1)
+        while True:
+            for _ in range(_READ_TURNS):
+                await asyncio.sleep(0)
+            if handshake.done():
+                return
+            transport.pause_reading()
+            try:
+                await self._arrival(accepted, handshake)
+                if not handshake.done():
+                    await self._turn()
+            finally:
+                transport.resume_reading()  # it may have ended with what was read before
 
-    async def _next_bytes(self, accepted: socket.socket, handshake: asyncio.Task[Any]) -> None:
-        """Until something has arrived, or the handshake has ended without."""
-        loop = asyncio.get_running_loop()
-        arrived = self._held[accepted] = loop.create_future()
-        if not self._is_looking:
-            self._is_looking = True
-            loop.call_later(_LOOK_S, self._look)
+    async def _arrival(
+        self, accepted: socket.socket, handshake: asyncio.Task[None] | None = None
+    ) -> None:
+        """Until the peer has sent something or has left, or the handshake has ended without."""
+        arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        number = accepted.fileno()
+        if number < 0:
+            raise ConnectionResetError("the socket is closed")
+        self._forget(number)  # of a socket that was closed meanwhile
+        self._arrivals.register(number, EVENT_READ, arrived)
         finish = partial(_finish_with, arrived)
-        handshake.add_done_callback(finish)
+        if handshake is not None:
+            handshake.add_done_callback(finish)
         try:
             await arrived
         finally:
-            handshake.remove_done_callback(finish)
-            self._held.pop(accepted, None)
+            if handshake is not None:
+                handshake.remove_done_callback(finish)
+            # The number may be another socket's by now.
+            entry = self._arrivals.get_map().get(number)
+            if entry is not None and entry.data is arrived:
+                self._forget(number)
 
-    def _look(self) -> None:
-        """Sockets below their mark are not reported: ask each how much it has."""
-        for accepted, arrived in self._held.items():
-            if _unread_bytes(accepted):
-                _finish(arrived)
-        self._is_looking = bool(self._held)
-        if self._is_looking:
-            delay_s = max(_LOOK_S, _LOOK_EACH_S * len(self._held))
-            asyncio.get_running_loop().call_later(delay_s, self._look)
+    def _forget(self, number: int) -> None:
+        if number in self._arrivals.get_map():
+            self._arrivals.unregister(number)
+
+    def _on_arrivals(self) -> None:
+        for entry, _ in self._arrivals.select(0):
+            self._arrivals.unregister(entry.fd)
+            _finish(entry.data)
 
     async def _turn(self) -> None:
         """Until it is its turn, in the order in which peers sent something."""
@@ -231,24 +256,55 @@ def _finish(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _finish_with(future: asyncio.Future[None], _ended: asyncio.Task[Any]) -> None:
+def _finish_with(future: asyncio.Future[None], _ended: asyncio.Task[None]) -> None:
     _finish(future)
 
 
-def _hold(accepted: socket.socket, size_bytes: int) -> None:
-    """Have the socket reported as readable from this many bytes on. With what it has already, it is
-    reported at once."""
+def _set_low_water(accepted: socket.socket, size_bytes: int) -> None:
+    """Have the socket reported as readable from this many bytes on, or at its end."""
     with suppress(OSError):  # it is closed
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
-
-
-def _unread_bytes(accepted: socket.socket) -> int:
-    size_bytes = array("i", [0])
-    with suppress(OSError, ValueError):  # it is closed, which ends the handshake
-        ioctl(accepted, FIONREAD, size_bytes)
-    return size_bytes[0]
 
 
 def _shut_down(accepted: socket.socket) -> None:
     with suppress(OSError):
         accepted.shutdown(socket.SHUT_RDWR)
+
+
+class _BeforeTls(asyncio.Protocol):
+    """Of a connection whose handshake has not begun."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        self._transport.pause_reading()
+
+    def data_received(self, _data: bytes) -> None:
+        """The peer has left already, or sends more than a first flight has."""
+        self._transport.abort()
+
+
+class _FirstData(asyncio.Protocol):
+    """What follows a handshake in the same read, for the protocol that takes over."""
+
+    def __init__(self) -> None:
+        self._data: list[bytes] = []
+        self._is_finished = False
+        self.is_lost = False
+
+    def data_received(self, data: bytes) -> None:
+        self._data.append(data)
+
+    def eof_received(self) -> None:
+        self._is_finished = True
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self.is_lost = True
+
+    def hand_over(self, transport: asyncio.Transport, protocol: asyncio.Protocol) -> None:
+        """Give the connection, and what it has received, to its protocol."""
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        for data in self._data:
+            protocol.data_received(data)
+        if self._is_finished:
+            protocol.eof_received()

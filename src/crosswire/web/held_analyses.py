@@ -251,8 +251,12 @@ class HeldAnalyses:
                 found = await self.in_thread(ResultReader(held.results).names)
                 held.frames, held.protocols, held.violations = found
             held.error, held.state = outcome.error, "failed" if outcome.error else "ready"
-        except (OSError, InvalidInput) as error:
+        except InvalidInput as error:
             held.error, held.state = f"it can't be analyzed: {error}", "failed"
+        except OSError as error:
+            # Its text names files of the server: who uploaded it need not administer the hub.
+            held.error, held.state = f"it can't be analyzed: {error.strerror}", "failed"
+            log_event(_log, logging.ERROR, "a capture can't be analyzed", reason=str(error))
         finally:
             held.used_at = time.monotonic()
             if held.id not in self._held:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Annotated, Final, Literal
 
 import msgspec
 
+from crosswire.error_texts import public_text
 from crosswire.errors import Forbidden, HubError, InvalidEnvelope, UnknownMessage
 from crosswire.gateways.edits import refit
 from crosswire.hub.hub import Hub
 from crosswire.hub.turns import TURN_S
+from crosswire.logs import log_event
 from crosswire.web.dead_selection import LISTED_IDS, DeadLetterSelection, dead_queue, selected_ids
 from crosswire.web.property_filter import property_predicate
 from crosswire.web.times import Moment, at_s
 
 __all__ = ["Replay", "ReplayRequest", "ReplayRow", "ReplayRows", "Replays"]
+
+_log = logging.getLogger("crosswire.web")
 
 _BATCH: Final = 32
 _KEPT: Final = 100
@@ -134,7 +139,7 @@ class Replay:
             self.state = "cancelled"
             raise
         except HubError as error:
-            self.state, self.error = "failed", str(error)
+            self.state, self.error = "failed", self._shown(error)
         finally:
             self._ended = self._wall()
 
@@ -163,12 +168,19 @@ class Replay:
                 queue, [identifier], now, destination=self.asked.destination, refit=refit
             )
         except HubError as error:
-            self.error = str(error)
+            self.error = self._shown(error)
             sent = ()
         if not sent:
             self.error = self.error or "a consumer holds it, or it is settled"
         self.replayed += len(sent)
         self.skipped += 1 - len(sent)
+
+    def _shown(self, error: HubError) -> str:
+        """Who started it need not administer the hub."""
+        text = public_text(error)
+        if text != str(error):
+            log_event(_log, logging.ERROR, "replay failed", id=self.id, reason=str(error))
+        return text
 
 
 class Replays:
