@@ -87,19 +87,20 @@ def test_counters_are_exact_after_a_restart(steps: list[tuple[Any, ...]]) -> Non
 def test_messages_of_a_group_that_fails_are_not_counted_with_those_that_came_meanwhile() -> None:
     bench = Bench(FEW)
     later: list[Receipt] = []
+    bench.produce(send())
 
     def fail(_operations: object) -> None:
-        later.append(bench.hub.produce([send() for _ in range(5)], bench.now))
+        later.append(bench.hub.produce([send() for _ in range(20)], bench.now))
         raise StoreFull("no room")
 
-    lost = bench.hub.produce([send() for _ in range(3)], bench.now)
+    lost = bench.hub.produce([send() for _ in range(16)], bench.now)
     with mock.patch.object(bench.disk, "write", fail):
         bench.commit()
     bench.commit()
     assert lost.error is not None and later[0].done and later[0].error is None
     bench.kill(power=True)
-    assert stored_depth(bench.store, bench.store.number("queue/q"))[0] == 5
-    assert bench.hub.queue("queue/q").length == 5
+    assert stored_depth(bench.store, bench.store.number("queue/q"))[0] == 21
+    assert bench.hub.queue("queue/q").length == 21
 
 
 def test_few_messages_leave_the_saved_counters_as_they_are() -> None:
