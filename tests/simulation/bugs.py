@@ -191,8 +191,8 @@ _COMMIT: Final = [
         "A group has the settlements of the queue that asked for it.",
         CommitPath,
         "_seal",
-        "for backlog in changed:",
-        "for backlog in list(changed)[:1]:",
+        "self._write(changed)",
+        "self._write(list(changed)[:1])",
     ),
     PlantedBug(
         "forget what was collected meanwhile",

@@ -16,6 +16,7 @@ from crosswire.commitlog.records import RecordPosition
 from crosswire.errors import StoreDamaged, StoreFailed
 from crosswire.store.contract import StoreLimits
 from crosswire.store.memory import MemoryDisk, MemoryReplica
+from crosswire.store.recovery import FORMAT
 from crosswire.store.replica import ReplicaStore
 from crosswire.store.rocks import COPIES, MARK, REPLICA, RocksStore
 from crosswire.store.rocks_replica import (
@@ -38,7 +39,7 @@ def position(number: int) -> RecordPosition:
 
 def own_keys() -> bytes:
     body = RecordedBody()
-    body.put(b"!format", b"2")
+    body.put(b"!format", FORMAT)
     body.put(b"!node", b"node of the log")
     return body.encode()
 

@@ -280,16 +280,18 @@ class CommitPath:
 
     def _write_oldest(self) -> None:
         changed = self._changed
-        for oldest in list(islice(changed, len(changed) - _CHANGED)):
-            del changed[oldest]
-            self._write(oldest)
+        oldest = list(islice(changed, len(changed) - _CHANGED))
+        for backlog in oldest:
+            del changed[backlog]
+        self._write(oldest)
 
-    def _write(self, backlog: StoredBacklog) -> None:
-        try:
-            backlog.write()
-        except Exception as error:
-            # It must not keep the group, and all who wait for it, from the disk.
-            self._dispatch.callbacks.note("write", error)
+    def _write(self, backlogs: Iterable[StoredBacklog]) -> None:
+        for backlog in backlogs:
+            try:
+                backlog.write()
+            except Exception as error:
+                # It must not keep the group, and all who wait for it, from the disk.
+                self._dispatch.callbacks.note("write", error)
 
     def added(self, sizes: Sequence[int]) -> None:
         """Messages of these sizes were added to the open group for the peer that is served now.
@@ -539,8 +541,7 @@ class CommitPath:
 
     def _seal(self) -> CommitGroup:
         changed, self._changed = self._changed, {}
-        for backlog in changed:
-            self._write(backlog)
+        self._write(changed)
         # After the backlogs, whose writing may note steps of messages. Like theirs, an exception
         # here must not keep the group, and all who wait for it, from the disk.
         store = self._store

@@ -269,8 +269,7 @@ class Ledger:
     def committed(self, group: CommitGroup) -> None:
         """The group's runs are durable."""
         self.committed_runs = self._runs_of(group)
-        for run in self.committed_runs:
-            self._remember(run)
+        self._remember(self.committed_runs)
 
     def failed(self, group: CommitGroup, _error: StoreError) -> None:
         """The sealed runs go into the next group, without those about messages that were lost:
@@ -298,13 +297,12 @@ class Ledger:
 
     def remember(self, first_row: int, block: bytes) -> None:
         """Add a block that was committed before the start. Raises RecordDamaged."""
-        for run in parse_block(first_row, block):
-            self._remember(run)
+        self._remember(parse_block(first_row, block))
 
-    def _remember(self, run: LedgerRun) -> None:
-        self._recent.append(run)
-        self._recent_count += len(run.ids)
-        self._recent_held += _memory_bytes(run)
+    def _remember(self, runs: Sequence[LedgerRun]) -> None:
+        self._recent.extend(runs)
+        self._recent_count += sum([len(run.ids) for run in runs])
+        self._recent_held += sum(map(_memory_bytes, runs))
         while (
             self._recent_count > self.recent_rows or self._recent_held > self.recent_bytes
         ) and len(self._recent) > 1:
@@ -364,8 +362,14 @@ def serialize_block(runs: list[LedgerRun]) -> bytes:
     # known: a group of one message has some twenty of them.
     words: defaultdict[str, int] = defaultdict(count().__next__)
     rows = []
+    peer: LedgerPeer | None = None
+    protocol = connection = principal = 0
     for run in runs:
-        peer = run.peer
+        # A batch for many queues has a run for each, of the same peer.
+        if run.peer is not peer:
+            peer = run.peer
+            protocol, connection = words[peer.protocol], words[peer.connection]
+            principal = words[peer.principal]
         # One tuple a run, turned into columns by `zip`: a group of one message has three runs, and
         # a list for each of thirteen columns takes longer than all else.
         rows.append(
@@ -373,9 +377,9 @@ def serialize_block(runs: list[LedgerRun]) -> bytes:
                 run.time,
                 run.step,
                 words[run.destination],
-                words[peer.protocol],
-                words[peer.connection],
-                words[peer.principal],
+                protocol,
+                connection,
+                principal,
                 run.attempt,
                 words[run.detail],
                 words[run.subscription],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -16,24 +16,45 @@ from crosswire.hub.backlog.logs import QueueLog
 from crosswire.hub.core import Core, SendEnvelope
 from crosswire.hub.policies import QueuePolicy
 from crosswire.store.contract import Page, Store
-from crosswire.store.keys import state_key
+from crosswire.store.keys import MAX_ID, state_key
 from crosswire.store.records import Count, reader
 
-__all__ = ["DEPTHS", "Queue", "read_depth", "stored_depth", "stored_pause"]
+__all__ = ["DEPTHS", "Depth", "Queue", "read_depth", "stored_depth", "stored_pause"]
 
 DEPTHS: Final = "depth"
 _PAUSED: Final = "paused"
 """A space: queues that an operator paused, by their number."""
 _STUCK_AFTER: Final = 65_536
+_UNSAVED: Final = 16
+"""Messages that a queue accepts before its counters are saved: a start counts those after them."""
+_COUNTED: Final = 1024
 
 
-class _Depth(msgspec.Struct, array_like=True, frozen=True):
+class Depth(msgspec.Struct, array_like=True, frozen=True):
+    """The counters of a queue, as they are stored: of its messages up to the id `upto`.
+
+    Those after it were accepted since, and none of them is settled: whatever else changes the
+    counters saves them. A length of 0 is saved as soon as it is one no more.
+    """
+
     length: Count
     size_bytes: Count
+    upto: Count = MAX_ID
+    """A store of the format before this one has no such field: it saved them with every group."""
+
+    def with_later(self, read: ReadPage) -> Depth:
+        """With the messages after `upto`; `read` gives a page of those after an id."""
+        depth = self
+        while depth.length and depth.upto < MAX_ID and (records := read(depth.upto)):
+            sizes = [len(record) for _, _, record in records]
+            length, size_bytes = depth.length + len(sizes), depth.size_bytes + sum(sizes)
+            depth = Depth(length, size_bytes, records[-1][1])
+        return depth
 
 
+ReadPage: TypeAlias = Callable[[int], list[tuple[int, int, bytes]]]
 _encode = msgspec.msgpack.Encoder().encode
-read_depth: Callable[[bytes], _Depth] = reader(_Depth, "the length of a queue")
+read_depth: Callable[[bytes], Depth] = reader(Depth, "the length of a queue")
 
 
 def stored_depth(store: Store, number: int) -> tuple[int, int]:
@@ -41,8 +62,19 @@ def stored_depth(store: Store, number: int) -> tuple[int, int]:
     stored = store.get(DEPTHS, number.to_bytes(4))
     if stored is None:
         return 0, 0
-    depth = read_depth(stored)
+    depth = read_depth(stored).with_later(_reading(store, number))
     return depth.length, depth.size_bytes
+
+
+def _reading(store: Store, number: int) -> ReadPage:
+    """Reads pages of a queue's messages."""
+
+    def read(after: int) -> list[tuple[int, int, bytes]]:
+        pages: list[Page] = []
+        store.read([number], after=after, count=_COUNTED, done=pages.append)
+        return pages[0].records
+
+    return read
 
 
 def stored_pause(store: Store, number: int) -> bool:
@@ -55,6 +87,30 @@ class Queue(Backlog):
 
     `waiting` and `waiting_bytes` are those of it that are not committed yet.
     """
+
+    # Beside the dictionary of a `Backlog`: with more than thirty names Python would give each queue
+    # a dictionary of its own, and a group for thousands of queues reads all of them.
+    __slots__ = (
+        "_attached",
+        "_consumers_changed",
+        "_depth_key",
+        "_floor",
+        "_is_inexact",
+        "_is_own",
+        "_reclaimed",
+        "_reclaimed_between",
+        "_saved_length",
+        "_used_before",
+        "accepted_id",
+        "drops_oldest",
+        "is_limited",
+        "is_plain",
+        "number",
+        "paused",
+        "policy",
+        "waiting",
+        "waiting_bytes",
+    )
 
     def __init__(
         self,
@@ -85,6 +141,10 @@ class Queue(Backlog):
         self._look_at_policy()
         self.waiting = 0
         self.waiting_bytes = 0
+        self.accepted_id = 0
+        """The last id that is counted."""
+        self._saved_length = 0
+        """The length that is saved, if the counters need not be saved yet; else 0."""
         self._is_inexact = False
         self._reclaimed = 0
         self._reclaimed_between = 0
@@ -99,31 +159,30 @@ class Queue(Backlog):
         stored = core.store.get(DEPTHS, key)
         if stored is not None:
             try:
-                depth = read_depth(stored)
+                depth = read_depth(stored).with_later(_reading(core.store, self.number))
             except RecordDamaged as error:
                 core.damage.set_aside_state(DEPTHS, key, stored, error)
                 depth = self._count_stored()
+                # With the group that removes the damaged ones.
+                core.commits.changed(self, request=False)
             self.length, self.size_bytes = depth.length, depth.size_bytes
+            self.accepted_id = min(depth.upto, core.store.newest_id)
 
-    def _count_stored(self) -> _Depth:
+    def _count_stored(self) -> Depth:
         """Count unsettled messages by reading the log: the saved counters are damaged."""
-        cursor = self.cursor
+        cursor, read = self.cursor, _reading(self._store, self.number)
         opened = {each.id for each in cursor.open}
-        pages: list[Page] = []
         sizes: list[int] = []
         after = min(min(opened, default=cursor.upto + 1) - 1, cursor.upto)
-        while True:
-            self._store.read([self.number], after=after, count=1024, done=pages.append)
-            page = pages.pop()
-            if not page.records:
-                return _Depth(len(sizes), sum(sizes))
-            after = page.last
+        while records := read(after):
+            after = records[-1][1]
             sizes += [
                 len(record)
-                for _, identifier, record in page.records
+                for _, identifier, record in records
                 if identifier in opened
                 or (identifier > cursor.upto and identifier not in cursor.later)
             ]
+        return Depth(len(sizes), sum(sizes), after)
 
     @property
     def is_empty(self) -> bool:
@@ -241,8 +300,10 @@ class Queue(Backlog):
             or (policy.max_bytes and size_bytes > policy.max_bytes)
         )
 
-    def accept(self, count: int, size: int) -> None:
-        """Count messages of this total size, which become visible when they are committed."""
+    def accept(self, count: int, size: int, last: int) -> None:
+        """Count messages of this total size, which become visible when they are committed; `last`
+        is the id of the last one."""
+        self.accepted_id = last
         self.length += count
         self.size_bytes += size
         self.waiting += count
@@ -314,10 +375,17 @@ class Queue(Backlog):
     def release(self, runs: Iterable[AcceptedMessages], now: float) -> None:
         """These are committed: they may be delivered."""
         # As `_end_wait`: a group may be for thousands of queues, and each call for one counts.
+        last = 0
         for run in runs:
             self.waiting -= len(run.sizes)
             self.waiting_bytes -= sum(run.sizes)
-        self.arrive(runs, now)
+            last = run.envelopes[-1].id
+        # Nobody takes them, and the first message, whose age is shown and which may expire, is in
+        # memory: they stay on disk until there is a consumer.
+        if self.consumers or self.drops_oldest or self.stopped or not self.memory.ready:
+            self.arrive(runs, now)
+        else:
+            self.memory.visible = last
 
     def _end_wait(self, runs: Iterable[AcceptedMessages]) -> tuple[int, int]:
         """These are committed, or could not be. Returns how many, and their total size."""
@@ -337,6 +405,7 @@ class Queue(Backlog):
         self._commits.changed(self, request=False)
 
     def _uncount(self, count: int, size: int) -> None:
+        self._saved_length = 0
         self.length = max(self.length - count, 0)
         self.size_bytes = max(self.size_bytes - size, 0)
 
@@ -354,10 +423,22 @@ class Queue(Backlog):
         if not self._is_inexact:
             self.length = len(self.memory.items)
             self.size_bytes = self.memory.size_bytes
+            self._saved_length = 0
+
+    def write(self) -> None:
+        """Before a group is written: save the counters, and what was settled and refused."""
+        # Messages that only arrived change nothing of the cursor, and a few of them need not be
+        # counted: a group may have one for each of thousands of queues.
+        if self.cursor.is_dirty or not self.memory.items:
+            super().write()
+        elif not 0 < self._saved_length <= self.length < self._saved_length + _UNSAVED:
+            self._write_counters()
 
     def _write_counters(self) -> None:
-        # As `_Depth` is encoded, in half the time: this is done for every queue of a group.
-        self._store.save_as(self._depth_key, _encode((self.length, self.size_bytes)))
+        # As `Depth` is encoded, in half the time.
+        counters = self.length, self.size_bytes, self.accepted_id
+        self._store.save_as(self._depth_key, _encode(counters))
+        self._saved_length = self.length
 
     def reclaim(self) -> None:
         """Delete everything below the head; if that has not moved for long, also what is settled

@@ -8,6 +8,7 @@ for windows that nobody consumes. What is stored of a queue does not change unti
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -15,7 +16,7 @@ import msgspec
 from crosswire.envelope import decode_at
 from crosswire.errors import RecordDamaged
 from crosswire.hub.cursor import CHANGES, SNAPSHOTS, Cursor
-from crosswire.hub.queues import DEPTHS, read_depth
+from crosswire.hub.queues import DEPTHS, Depth, read_depth
 from crosswire.store.contract import Store, View
 
 __all__ = ["StoredQueue", "read_stored_queues"]
@@ -70,14 +71,14 @@ def read_stored_queues(
     `store` is not read, `numbers` are those of its destinations, `upto` is the last id that is
     committed. A queue whose records can't be read is left out: who opens it reports that.
     """
-    depths: dict[int, tuple[int, int]] = {}
+    depths: dict[int, Depth] = {}
     for count, (key, value) in enumerate(view.load(DEPTHS)):
         try:
             depth = read_depth(value)
         except RecordDamaged:
             continue
         if depth.length:
-            depths[int.from_bytes(key)] = depth.length, depth.size_bytes
+            depths[int.from_bytes(key)] = depth
         if not count % _AT_ONCE:
             pause(0.0)
     found: dict[str, StoredQueue] = {}
@@ -86,11 +87,16 @@ def read_stored_queues(
         if number in depths and name.startswith("queue/"):
             cursor = Cursor(store, b"q" + number.to_bytes(4), source=cursors)
             if not cursor.damage:
+                depth = depths[number].with_later(partial(_read, view, number, upto))
                 oldest_us = _oldest_us(view, cursor, name, number, upto)
-                found[name] = StoredQueue(*depths[number], oldest_us)
+                found[name] = StoredQueue(depth.length, depth.size_bytes, oldest_us)
         if not count % _AT_ONCE:
             pause(0.0)
     return found
+
+
+def _read(view: View, number: int, upto: int, after: int) -> list[tuple[int, int, bytes]]:
+    return view.page([number], after=after, upto=upto, count=_PAGE).records
 
 
 def _oldest_us(view: View, cursor: Cursor, name: str, number: int, upto: int) -> int:

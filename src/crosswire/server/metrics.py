@@ -49,6 +49,8 @@ _UNCOUNTED: Final = 32
 """Groups of a few runs that are counted together."""
 _MANY_RUNS: Final = 256
 """Of a larger group this many runs are counted at once, in less than half a millisecond."""
+_KIND: Final = slice(6)
+"""What kinds of destinations differ in."""
 _ACTIVITIES: Final = 20_000
 """Destinations and subscriptions, and as many connections, of which rates are known."""
 
@@ -87,14 +89,17 @@ class _AcceptTimes:
     def __init__(self) -> None:
         self._firsts: list[int] = []
         self._times: list[int] = []
+        self.latest = -1
+        """The time of the last entry, which need not be added again: a batch for many queues has a
+        run for each."""
 
     def add(self, first: int, time_us: int) -> None:
-        # Neither an older one again, nor one whose time the entry before it has already: a batch
-        # for many queues has a run for each.
-        if self._firsts and (first <= self._firsts[-1] or time_us == self._times[-1]):
+        # Not an older one again.
+        if self._firsts and first <= self._firsts[-1]:
             return
         self._firsts.append(first)
         self._times.append(time_us)
+        self.latest = time_us
         if len(self._firsts) > 2 * _REMEMBERED:
             del self._firsts[:_REMEMBERED], self._times[:_REMEMBERED]
 
@@ -260,18 +265,23 @@ class Metrics:
             total.begin(bucket)
         peer: LedgerPeer | None = None
         connection: Activity | None = None
+        series: _StepSeries | None = None
+        series_step, series_kind = Step.ACCEPTED, ""
+        totals, accept_times = total.totals, self._accept_times
         for run in runs:
-            step, number = run.step, len(run.ids)
+            step, number, destination = run.step, len(run.ids), run.destination
             # A batch for many queues has a run for each, of the same peer.
             if run.peer is not peer:
-                peer = run.peer
+                peer, series = run.peer, None
                 connection = connections.by_name.get(peer.connection)
                 if peer.connection and (connection is None or connection.bucket != bucket):
                     connection = connections.begin(peer.connection, now)
-            series = self._find(run.peer.protocol, run.destination, step)
+            if series is None or step is not series_step or destination[_KIND] != series_kind:
+                series = self._find(peer.protocol, destination, step)
+                series_step, series_kind = step, destination[_KIND]
             series.count += number
-            total.totals[step] += number
-            name = run.subscription or run.destination
+            totals[step] += number
+            name = run.subscription or destination
             activity = destinations.by_name.get(name)
             if activity is None or activity.bucket != bucket:
                 activity = destinations.begin(name, now)
@@ -286,12 +296,13 @@ class Metrics:
                 self._measure(run, number, series.histogram)
             elif step is Step.ACCEPTED and number:
                 accepted += number
-                self._accept_times.add(run.ids[0], run.time)
+                if run.time != accept_times.latest:
+                    accept_times.add(run.ids[0], run.time)
                 if run.counts is not None:
-                    delivered = self._find("", run.destination, Step.DELIVERED)
+                    delivered = self._find("", destination, Step.DELIVERED)
                     delivered.count += sum(run.counts)
-                    destinations.by_name[run.destination].totals[Step.DELIVERED] += sum(run.counts)
-                    total.totals[Step.DELIVERED] += sum(run.counts)
+                    destinations.by_name[destination].totals[Step.DELIVERED] += sum(run.counts)
+                    totals[Step.DELIVERED] += sum(run.counts)
         return accepted
 
     def _find(self, protocol: str, destination: str, step: Step) -> _StepSeries:

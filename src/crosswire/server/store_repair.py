@@ -17,6 +17,7 @@ from crosswire.durable_files import sync_folder
 from crosswire.envelope import Envelope, decode, decode_at, encode
 from crosswire.errors import RecordDamaged, StoreFailed
 from crosswire.hub.cursor import Cursor, UnsettledMessage
+from crosswire.hub.queues import DEPTHS, Depth
 from crosswire.hub.seals import stored_seal
 from crosswire.lake.files import find
 from crosswire.lake.verification import SealedRows
@@ -25,7 +26,7 @@ from crosswire.store.contract import StoreLimits
 from crosswire.store.damage import DamageFile
 from crosswire.store.keys import message_key, state_key
 from crosswire.store.locks import check_unused
-from crosswire.store.recovery import REMOVALS, Removals
+from crosswire.store.recovery import FORMAT, REMOVALS, Removals
 from crosswire.store.rocks import DAMAGES, RocksStore
 from crosswire.store.salvage import Salvage, build
 
@@ -306,8 +307,9 @@ class _Repair:
             cursor.later -= again
             self._reopen(cursor, [(number, each) for each in again - opened])
             opened |= again
-        depth = [len(opened), sum(sizes.get(each, 0) for each in opened)]
-        self._store.save("depth", number.to_bytes(4), msgspec.msgpack.encode(depth))
+        size_bytes = sum(sizes.get(each, 0) for each in opened)
+        depth = Depth(len(opened), size_bytes, max(sizes, default=0))
+        self._store.save(DEPTHS, number.to_bytes(4), msgspec.msgpack.encode(depth))
 
     def _mend_subscription(self, subscribed: SubscriptionEvidence) -> None:
         evidence, cursor = self._evidence, subscribed.cursor
@@ -385,7 +387,7 @@ class _Repair:
         """The rows that have a second copy."""
         evidence = self._evidence
         own = {
-            b"!format": b"2",
+            b"!format": FORMAT,
             b"!node": evidence.node.encode() or os.urandom(8).hex().encode(),
             # Ids may have been given out after the last one that is found anywhere.
             b"!ids": (evidence.newest_id + 1 + _ID_MARGIN).to_bytes(8),

@@ -22,9 +22,11 @@ from crosswire.store.damage import Damage
 from crosswire.store.engine import Engine, StoreLimits
 from crosswire.store.keys import GROUPS, ROWS, group_key, message_key, prefix_end, state_key
 
-__all__ = ["COPIED_SPACES", "GROUP_ROW", "REMOVALS", "RecoveredEngine", "Removals"]
+__all__ = ["COPIED_SPACES", "FORMAT", "GROUP_ROW", "REMOVALS", "RecoveredEngine", "Removals"]
 
-_FORMAT: Final = b"2"
+FORMAT: Final = b"3"
+_EXACT_FORMAT: Final = b"2"
+"""With counters of every queue in every group: they are read as they are."""
 _OLD_FORMAT: Final = b"1"
 """Without second copies, numbers of groups and a mark."""
 _OWN_KEYS: Final = (b"!format", b"!node", b"!ids")
@@ -88,14 +90,14 @@ class RecoveredEngine(Engine):
         self.power_lost = self._has_lost_power(copies)
         self.was_stopped = is_new or b"!stopped" in copies.values
         if is_new:
-            mended = {b"!format": _FORMAT, b"!node": secrets.token_hex(8).encode()}
+            mended = {b"!format": FORMAT, b"!node": secrets.token_hex(8).encode()}
             own = mended
         else:
             own = self._recover_own(copies, mended)
-        if own[b"!format"] not in (_FORMAT, _OLD_FORMAT):
+        if own[b"!format"] not in (FORMAT, _EXACT_FORMAT, _OLD_FORMAT):
             raise StoreFailed("the data directory was written by another version")
         is_old = own[b"!format"] == _OLD_FORMAT
-        mended[b"!format"] = _FORMAT
+        mended[b"!format"] = FORMAT
         self.node = own[b"!node"].decode()
         self._next_id = int.from_bytes(own.get(b"!ids", b"\x01"))
         # Names first: whatever is damaged is described with them.
@@ -260,7 +262,7 @@ class RecoveredEngine(Engine):
         }
         for space in COPIED_SPACES:
             values.update(self._recover_copied(space, copies, mended))
-        values.update({b"!format": _FORMAT, b"!node": self.node.encode()})
+        values.update({b"!format": FORMAT, b"!node": self.node.encode()})
         values[b"!ids"] = mended[b"!ids"]
         if self._removals.count:
             values[REMOVALS] = mended[REMOVALS] = self._removals.pack()

@@ -20,13 +20,13 @@ from crosswire.errors import RecordUnreadable, StoreDamaged, StoreFailed
 from crosswire.store.contract import Store
 from crosswire.store.copies import Copies
 from crosswire.store.keys import LOCAL
+from crosswire.store.recovery import FORMAT
 
 __all__ = ["LOG_POSITION", "RUNNING", "ReplicaStore", "pack_position"]
 
 LOG_POSITION: Final = b"!log"
 RUNNING: Final = b"!running"
 _POSITION: Final = Layout(">16sQ32s")
-_FORMAT: Final = b"2"
 _SAVE_BYTES: Final = 32
 """What a saved value takes in a body beside key and value, roughly."""
 
@@ -71,7 +71,7 @@ class ReplicaStore(Store):
         self.position = self._stored_position = RecordPosition(number, digest)
         if own[b"!format"] is None:
             return  # the log has nothing but records without changes yet
-        if own[b"!format"] != _FORMAT:
+        if own[b"!format"] != FORMAT:
             raise StoreFailed("the data directory was written by another version")
         self.node = (own[b"!node"] or b"").decode()
         self._next_id = int.from_bytes(own[b"!ids"] or b"\x01")

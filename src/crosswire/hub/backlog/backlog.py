@@ -7,7 +7,8 @@ and the cursor on disk (`cursor`); `Backlog` is what others call.
 Liveness: between two calls into the hub, nothing that could be delivered waits for an event that
 may never happen.
 
-- If there is room in memory and a committed message on disk, a read is under way.
+- If there is room in memory and a committed message on disk, a read is under way. Without
+  consumers, what a queue gets while a message is ready stays on disk: the first one is in memory.
 - If a message is ready and a consumer that takes it has capacity, the backlog is touched: it is
   dispatched before the hub's pump ends. A consumer has capacity if its window is free and, while
   consumers together hold `window_bytes`, it holds nothing. So nobody who keeps messages keeps
