@@ -66,6 +66,8 @@ def spark() -> Iterator[SparkSession]:
     with tempfile.TemporaryDirectory() as folder:
         settings = {
             **SMALL_INPUT,
+            # With one task, rows that a shuffle should bring together are together anyway.
+            "spark.sql.shuffle.partitions": "2",
             "spark.driver.memory": "1g",
             **FORGETFUL,
             "spark.sql.warehouse.dir": f"{folder}/warehouse",

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from crosswire.client.message import Message
 from crosswire.client.native.emp import EmpClient
@@ -19,7 +20,7 @@ from crosswire.errors import RequestFailed
 from crosswire.hub.policies import QueuePolicy, Retry, TopicPolicy
 from crosswire.server.server import GATEWAYS, Server
 from tests.e2e.parties import PARTIES, EmqpParty, Party
-from tests.pipeline.conftest import Made
+from tests.pipeline.conftest import Made, make
 
 CONFIG = {
     "drain_s": 0.1,
@@ -292,3 +293,22 @@ def test_the_summary_counts_what_was_found(hub_lake: Made) -> None:
     others = [row["destination"] for row in rows if row["same_payload"] is False]
     assert set(others) == {"service/of-Epoxy"} and found["other payload"] == len(others)
     assert hub_lake.summary.notes == []
+
+
+def test_one_task_makes_the_same_tables_as_several(
+    hub_lake: Made, spark: SparkSession, tmp_path: Path
+) -> None:
+    setting = "spark.sql.shuffle.partitions"
+    several = str(spark.conf.get(setting))
+    assert int(several) > 1
+    spark.conf.set(setting, "1")
+    try:
+        alone = make(spark, tmp_path, hub_lake.folder.parent / "data", late_us=600_000_000)
+    finally:
+        spark.conf.set(setting, several)
+    assert alone.summary.rows == hub_lake.summary.rows
+    assert alone.summary.findings == hub_lake.summary.findings
+    for path in alone.summary.rows:
+        name = path.replace(".", "/")
+        made, expected = (Counter(map(str, each.rows(name))) for each in (alone, hub_lake))
+        assert made == expected, path

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["configure", "is_small_input", "run"]
 
 _SMALL_BYTES: Final = 8 << 20
+_MEDIUM_BYTES: Final = 512 << 20
 
 PORT_PROTOCOLS = (*PROTOCOL_NAMES, "tls")
 
@@ -172,7 +173,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         from crosswire.pipeline.batch import BatchJob, run_batch
         from crosswire.pipeline.sources.inputs import find_inputs, search
-        from crosswire.pipeline.spark import SMALL_INPUT, default_master, start
+        from crosswire.pipeline.spark import MEDIUM_INPUT, SMALL_INPUT, default_master, start
         from crosswire.pipeline.stream.run import Stream
     except ModuleNotFoundError as error:
         raise PipelineError(
@@ -201,8 +202,13 @@ def run(options: argparse.Namespace) -> int:
     if not options.json:
         print(f"Starting Spark ({master}) …", file=sys.stderr)
     # A stream may go on for long: what it will read is not known.
-    is_small = not is_stream and master.startswith("local") and is_small_input(batch.inputs)
-    spark = start(master, (SMALL_INPUT if is_small else {}) | dict(options.conf))
+    settings: dict[str, str] = {}
+    if not is_stream and master.startswith("local"):
+        if is_small_input(batch.inputs):
+            settings = SMALL_INPUT
+        elif is_small_input(batch.inputs, most_bytes=_MEDIUM_BYTES):
+            settings = MEDIUM_INPUT
+    spark = start(master, settings | dict(options.conf))
     if not is_stream:
         progress.end("starting Spark")
     try:
@@ -240,9 +246,9 @@ def _interrupt(_number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def is_small_input(inputs: Inputs) -> bool:
-    """Whether all of it is on this machine and so little that Spark would spend most of the time on
-    its preparations."""
+def is_small_input(inputs: Inputs, *, most_bytes: int = _SMALL_BYTES) -> bool:
+    """Whether all of it is on this machine and has at most `most_bytes`; by default so few that
+    Spark would spend most of the time on its preparations."""
     size_bytes = 0
     for path in (*inputs.captures, *inputs.taps, *inputs.messages, *inputs.ledgers):
         if "://" in path:
@@ -250,7 +256,7 @@ def is_small_input(inputs: Inputs) -> bool:
         for file in [Path(path)] if Path(path).is_file() else Path(path).rglob("*"):
             with suppress(FileNotFoundError):  # compacted since it was listed
                 size_bytes += file.stat().st_size
-            if size_bytes > _SMALL_BYTES:
+            if size_bytes > most_bytes:
                 return False
     return True
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark import StorageLevel
@@ -27,7 +28,7 @@ from crosswire.pipeline.sources.lake_input import LakeInput, inspect_lake
 from crosswire.pipeline.sources.lake_listing import LakeListing
 from crosswire.pipeline.sources.pcap import Captures
 from crosswire.pipeline.sources.tap import from_tap
-from crosswire.pipeline.spark import WRITERS, plain_errors
+from crosswire.pipeline.spark import WRITERS, in_one_task, plain_errors
 from crosswire.pipeline.summary import (
     COMPARED_TABLES,
     DAMAGED_ANSWERS,
@@ -56,6 +57,10 @@ from crosswire.pipeline.tables.tallies import tallies
 from crosswire.pipeline.tables.topology import edges
 
 __all__ = ["BatchJob", "run_batch"]
+
+
+_MADE_OF_SILVER: Final = ("conversations", "traffic", "topology", *LEDGER_TABLES)
+"""Tables that read other tables back, not only sums of them."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,6 @@ class _WholeInput:
     it, and decode the input, again for each of them.
     """
 
-    silver_first = True
     is_first = True
 
     def __init__(
@@ -155,6 +159,8 @@ class _WholeInput:
         self.packets = PacketCounts()
         self.refused = 0
         self._writers = int(spark.conf.get(WRITERS, "1") or 1)
+        # Sums alone read as little of decoded rows as of the tables, and need not wait for them.
+        self.silver_first = self._writers == 1 or self.wants(*_MADE_OF_SILVER)
         self._slots = threading.Semaphore(self._writers)
         self._thread = threading.local()
 
@@ -217,7 +223,8 @@ class _WholeInput:
     def _read(self, name: str, schema: pa.Schema) -> DataFrame:
         inputs = self._batch.inputs
         folders = inputs.ledgers if name == "ledger" else inputs.messages
-        return from_records(self._spark, folders, schema, since_us=self._batch.since_us)
+        rows = from_records(self._spark, folders, schema, since_us=self._batch.since_us)
+        return in_one_task(rows)
 
     # What the registry asks for.
 
@@ -250,6 +257,10 @@ class _WholeInput:
         with self._slots:
             self._thread.is_inside = True
             self._progress.beside(work)
+
+    def step(self, name: str) -> AbstractContextManager[None]:
+        """Counts its time among the steps of the run."""
+        return self._progress.step(name)
 
     def write(
         self, name: str, rows: DataFrame, counts: Mapping[str, Column] | None = None

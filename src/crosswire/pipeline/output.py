@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.errors import InvalidInput
 from crosswire.pipeline.manifests import Manifests, TablePaths
+from crosswire.pipeline.spark import in_one_task
 from crosswire.pipeline.stores import Settings, TableStore, is_local, open_store
 from crosswire.pipeline.tables.catalog import entry
 from crosswire.pipeline.tables.published import (
@@ -99,7 +100,8 @@ class Output:
         if table.dated_by and not is_open and not self.rows[name]:
             # Without rows Spark writes no partition: no file would have the columns.
             self._create_empty(name, f"{DATE}={NO_DATE}/")
-        return restored(table, self._spark.read.schema(schema_of(table)).parquet(path))
+        read = in_one_task(self._spark.read.schema(schema_of(table)).parquet(path))
+        return restored(table, read)
 
     def write_no_rows(self, name: str) -> None:
         """Write a table without rows, for which Spark would take as long as for a few."""
@@ -117,7 +119,7 @@ class Output:
         """Like `write`, for rows that only this run needs: they are not committed."""
         path = f"{self._run.url}/{_WORK}/{name}"
         rows.write.partitionBy(*split_by).parquet(path)
-        return self._spark.read.schema(rows.schema).parquet(path)
+        return in_one_task(self._spark.read.schema(rows.schema).parquet(path))
 
     def commit(self) -> None:
         """Show the new tables instead of the old ones; those that were not written again stay.

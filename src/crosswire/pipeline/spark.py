@@ -24,13 +24,14 @@ import pyspark
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from crosswire.errors import CrosswireError, PipelineError
 
 __all__ = [
     "CHECKSUM",
+    "MEDIUM_INPUT",
     "SMALL_INPUT",
     "WRITERS",
     "archive_options",
@@ -38,6 +39,7 @@ __all__ = [
     "class_archive",
     "cores_of",
     "default_master",
+    "in_one_task",
     "is_connect",
     "is_local_master",
     "is_whole",
@@ -50,6 +52,8 @@ _OLDEST_JAVA: Final = 17
 CHECKSUM: Final = ".crc32"
 """The suffix of the file beside an archive of classes that has its checksum."""
 _READ_BYTES: Final = 1 << 20
+
+_SHUFFLED_TASKS: Final = "spark.sql.shuffle.partitions"
 
 _SETTINGS: Final = {
     "spark.ui.enabled": "false",
@@ -88,6 +92,10 @@ _LOCAL_SETTINGS: Final = {
     "spark.driver.memory": "2g",
 }
 
+_FIRST_HEAP: Final = "-Xms1g"
+"""Java begins with a 64th of the machine's memory, and collects garbage each time before it takes
+more."""
+
 _CLUSTER_SETTINGS: Final = {
     # Tasks after a shuffle are made of its bytes, not for the executors that there are at that
     # moment: others may join.
@@ -99,7 +107,9 @@ WRITERS: Final = "spark.crosswire.writers"
 
 SMALL_INPUT: Final = {
     WRITERS: "3",
-    "spark.sql.shuffle.partitions": "2",
+    # A task costs more than its rows: see `in_one_task`. The cores are used by several tables at a
+    # time.
+    _SHUFFLED_TASKS: "1",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.constraintPropagation.enabled": "false",
@@ -108,12 +118,21 @@ SMALL_INPUT: Final = {
     "spark.sql.ui.explainMode": "simple",
     "spark.driver.extraJavaOptions": (
         "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC"
+        " -XX:NewRatio=1 -XX:MetaspaceSize=256m"
     ),
 }
 """Settings for a few megabytes of input: code for whole stages, adaptive planning, thorough
 optimization and the optimizing compiler take longer than they save. Code for single expressions
 does not: interpreted, projections of rows were a third of all work. Tables are written side by
 side."""
+
+MEDIUM_INPUT: Final = {
+    WRITERS: "2",
+    _SHUFFLED_TASKS: str(max(2, os.cpu_count() or 2)),
+    "spark.sql.adaptive.enabled": "false",
+}
+"""Settings for some hundred megabytes: there are rows for every core, and what the optimizing
+compiler makes of their work pays off. Adaptive planning would plan each stage of a query anew."""
 
 
 def start(
@@ -142,11 +161,13 @@ def start(
     os.environ["JAVA_HOME"] = str(java_home())
     if is_local:
         settings |= _LOCAL_SETTINGS
-        settings["spark.sql.shuffle.partitions"] = str(max(4, 2 * (os.cpu_count() or 2)))
+        settings[_SHUFFLED_TASKS] = str(max(4, 2 * (os.cpu_count() or 2)))
     else:
         settings |= _CLUSTER_SETTINGS
     settings |= conf or {}
     options = settings.get("spark.driver.extraJavaOptions", "")
+    if is_local and settings["spark.driver.memory"] == _LOCAL_SETTINGS["spark.driver.memory"]:
+        options = f"{_FIRST_HEAP} {options}"
     if is_whole(class_archive()):
         # Before other options, which may name another archive.
         options = f"{archive_options(class_archive())} {options}"
@@ -161,7 +182,7 @@ def start(
     handle, log = tempfile.mkstemp(prefix="crosswire-spark-", suffix=".log")
     atexit.register(_delete_if_clean, Path(log))
     try:
-        with _standard_error_to(handle), plain_errors(Path(log)):
+        with _output_to(handle), plain_errors(Path(log)):
             with _ended_by_interrupt():
                 session = builder.getOrCreate()
             if not is_local and settings.get(_SHIP) != "false":
@@ -234,9 +255,19 @@ def is_local_master(spark: SparkSession) -> bool:
 
 @cache
 def cores_of(spark: SparkSession) -> int:
-    """How many tasks run at once. Asked for by a job: Spark Connect has no other way."""
+    """How many tasks run at once. Spark Connect has no other way to ask for it than a job."""
+    if not is_connect(spark):
+        return spark.sparkContext.defaultParallelism
     tasks = spark.range(1 << 20).select(F.spark_partition_id().alias("task"))
     return int(tasks.agg(F.max("task")).collect()[0][0]) + 1
+
+
+def in_one_task(rows: DataFrame) -> DataFrame:
+    """Rows that one task reads, in a session without parallel tasks after shuffles; else as they
+    are. What is made of them alone is then made in the same task: rows that are together already
+    need no shuffle, in front of no aggregation, window or join."""
+    is_single = rows.sparkSession.conf.get(_SHUFFLED_TASKS, "") == "1"
+    return rows.coalesce(1) if is_single else rows
 
 
 def default_master() -> str:
@@ -371,16 +402,20 @@ def _with_causes(error: BaseException) -> str:
 
 
 @contextmanager
-def _standard_error_to(handle: int) -> Iterator[None]:
-    """Redirect standard error for a while: Java, started meanwhile, inherits it and keeps it."""
+def _output_to(handle: int) -> Iterator[None]:
+    """Redirect standard output and error for a while: Java, started meanwhile, inherits them and
+    keeps them. Who reads our output would otherwise wait for the end of Java, too."""
+    sys.stdout.flush()
     sys.stderr.flush()
-    saved = os.dup(2)
+    saved = {number: os.dup(number) for number in (1, 2)}
     try:
-        os.dup2(handle, 2)
+        for number in saved:
+            os.dup2(handle, number)
         yield
     finally:
-        os.dup2(saved, 2)
-        os.close(saved)
+        for number, copy in saved.items():
+            os.dup2(copy, number)
+            os.close(copy)
         os.close(handle)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -182,6 +183,10 @@ class StreamDriver:
         with ThreadPoolExecutor(_WRITERS) as pool:
             for done in [pool.submit(each) for each in work]:
                 done.result()
+
+    def step(self, _name: str) -> AbstractContextManager[None]:
+        """A stream shows batches, not their steps."""
+        return nullcontext()
 
     def write(self, name: str, rows: DataFrame) -> DataFrame:
         """Write rows into the staging folder."""

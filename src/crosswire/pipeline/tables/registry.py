@@ -17,6 +17,7 @@ All rows have `kept` (see `finality`): true for every row where the input is who
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -94,6 +95,9 @@ class TableDriver(Protocol):
 
     def run(self, work: Sequence[Work]) -> None:
         """Do all of it, in order or side by side."""
+
+    def step(self, name: str) -> AbstractContextManager[None]:
+        """Work that writes no table, by its name among the steps of a run."""
 
     def write(self, name: str, rows: DataFrame) -> DataFrame:
         """Write rows with `kept`, each to its TARGET_TABLE if the table has open rows. Returns them
@@ -254,9 +258,10 @@ class TableRun:
         rows = union_of(*parts, self._driver.packet_rows())
         if self._driver.wants("accounting"):
             rows = self._driver.write("accounting", rows)
-        for row in summed(rows, KEPT).collect():
-            self.accounts[row[KEPT]][row.protocol or ""] = check_sums(row)
-            self.refused[row[KEPT]] += row.refused
+        with self._driver.step("adding up bytes"):
+            for row in summed(rows, KEPT).collect():
+                self.accounts[row[KEPT]][row.protocol or ""] = check_sums(row)
+                self.refused[row[KEPT]] += row.refused
 
     def _conversations(self, tables: DecodedTables) -> None:
         """Write gold.conversations, and gold.traffic with their latencies.
