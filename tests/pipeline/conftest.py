@@ -103,6 +103,8 @@ def hub_lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> M
     folder = tmp_path_factory.mktemp("hub")
     asyncio.run(live(folder / "data"))
     spoil(folder / "data" / "lake")
+    # Another test may have taken the session for a small input.
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
     return make(spark, folder, folder / "data", late_us=600_000_000)
 
 

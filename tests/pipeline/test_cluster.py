@@ -272,7 +272,7 @@ def test_spark_submit_starts_it(cluster: tuple[str, Path], tmp_path: Path) -> No
         cwd=tmp_path,
         env=os.environ | {"JAVA_HOME": str(java_home()), "PYSPARK_PYTHON": sys.executable},
     )
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert json.loads(done.stdout)["tables"] == {"silver.messages": 3}
     assert "Connecting to master spark://" in done.stderr
     # The worker has fetched it.

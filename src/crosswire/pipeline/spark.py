@@ -266,7 +266,7 @@ def in_one_task(rows: DataFrame) -> DataFrame:
     """Rows that one task reads, in a session without parallel tasks after shuffles; else as they
     are. What is made of them alone is then made in the same task: rows that are together already
     need no shuffle, in front of no aggregation, window or join."""
-    is_single = rows.sparkSession.conf.get(_SHUFFLED_TASKS, "") == "1"
+    is_single = rows.sparkSession.conf.get(_SHUFFLED_TASKS) == "1"
     return rows.coalesce(1) if is_single else rows
 
 
