@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal, TypeAlias
 from urllib.parse import quote
+from weakref import WeakSet
 
 import msgspec
 
@@ -334,6 +335,7 @@ class Subscriptions:
         """Of the records, so that no two subscriptions share a record."""
         self._unsure: dict[Subscription, int] = {}
         """New subscriptions that are not on disk yet, and how many calls rely on each."""
+        self._removed: WeakSet[Subscription] = WeakSet()
 
     def recover(self, now: float) -> None:
         """Load the named subscriptions after a restart."""
@@ -362,6 +364,11 @@ class Subscriptions:
     def count(self) -> int:
         """How many named subscriptions there are."""
         return len(self._by_name)
+
+    @property
+    def departed(self) -> int:
+        """How many named subscriptions were removed, and are still in memory."""
+        return len(self._removed)
 
     def subscribers(self) -> list[Subscriber]:
         """Those without a name, as long as they are attached."""
@@ -532,6 +539,7 @@ class Subscriptions:
         self._unsure.pop(subscription, None)
         self._named.remove(subscription.definition.pattern, subscription)
         subscription.delete()
+        self._removed.add(subscription)
         self._store.drop(_SPACE, subscription.record_key)
         self._core.commits.request()
 
