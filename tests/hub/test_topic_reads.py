@@ -363,6 +363,32 @@ def test_a_start_at_a_time_passes_over_nothing_that_is_later(back_s: int) -> Non
             assert first - before < 64 + 60
 
 
+@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("sent", [1, 5])
+@pytest.mark.parametrize("back_s", [10, 50, 70, 1800, 2990, 3020, 3100, 10_000])
+def test_a_clock_set_back_while_the_hub_was_stopped(back_s: int, sent: int, restarts: int) -> None:
+    """Also to a time about or after that of the last mark, which does not show it."""
+    bench = Bench()
+    began = bench.now
+    ids = {bench.produce(publish())[0]: bench.now}
+    bench.wait(3000)
+    ids[bench.produce(publish())[0]] = bench.now
+    bench.now -= back_s
+    bench.kill()
+    for _ in range(8 // sent):
+        # Enough for marks by size.
+        found = bench.produce(*(publish(bytes(1 << 20)) for _ in range(sent)))
+        ids |= dict.fromkeys(found, bench.now)
+        bench.wait(1)
+    for _ in range(restarts):
+        bench.kill()
+    for since in range(int(began) - back_s - 100, int(began) + 3500, 97):
+        taker = Recorder()
+        bench.subscribe("topic/t", taker, start=AtTime(since), window=100).close(bench.now)
+        assert taker.ids == [each for each, at in ids.items() if at >= since], since
+    assert bench.store.damage == []
+
+
 @pytest.mark.parametrize("name", ["", "named"])
 def test_topics_come_and_go_while_they_are_read(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str
