@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosswire.commitlog.contract import Receipt
+from crosswire.envelope import encode
 from crosswire.errors import StoreFull
 from crosswire.hub.policies import HubConfig, QueuePolicy
 from crosswire.hub.queues import DEPTHS, Depth, read_depth, stored_depth
@@ -161,6 +162,23 @@ def test_damaged_counters_are_reported_and_counted_anew() -> None:
     bench.commit()
     saved = stored(bench)
     assert saved is not None and saved.length == 10
+
+
+@pytest.mark.parametrize("index", [0, 20, 39])
+@pytest.mark.parametrize("payload", [b"", bytes(1000)])
+def test_a_message_that_is_exchanged_has_its_new_size(index: int, payload: bytes) -> None:
+    bench = Bench(FEW)
+    for _ in range(40):
+        bench.produce(send(bytes(100)))
+    queue = bench.hub.queue("queue/q")
+    sizes = {each.id: len(encode(each)) for each in queue.browse(0, 40)}
+    edited = queue.browse(0, 40)[index].replace(payload=payload)
+    sizes[edited.id] = len(encode(edited))
+    queue.exchange(edited, encode(edited))
+    bench.commit()
+    assert queue.size_bytes == sum(sizes.values())
+    bench.kill()
+    check(bench, {"queue/q": sizes})
 
 
 # --------------------------------------------------------- messages that nobody takes stay on disk

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import msgspec
 import pytest
 
 from crosswire.hub import read_slots, subscriptions, topic_index, topic_reads
@@ -362,6 +363,32 @@ def test_a_start_at_a_time_passes_over_nothing_that_is_later(back_s: int) -> Non
             assert first - before < 64 + 60
 
 
+@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("sent", [1, 5])
+@pytest.mark.parametrize("back_s", [10, 50, 70, 1800, 2990, 3020, 3100, 10_000])
+def test_a_clock_set_back_while_the_hub_was_stopped(back_s: int, sent: int, restarts: int) -> None:
+    """Also to a time about or after that of the last mark, which does not show it."""
+    bench = Bench()
+    began = bench.now
+    ids = {bench.produce(publish())[0]: bench.now}
+    bench.wait(3000)
+    ids[bench.produce(publish())[0]] = bench.now
+    bench.now -= back_s
+    bench.kill()
+    for _ in range(8 // sent):
+        # Enough for marks by size.
+        found = bench.produce(*(publish(bytes(1 << 20)) for _ in range(sent)))
+        ids |= dict.fromkeys(found, bench.now)
+        bench.wait(1)
+    for _ in range(restarts):
+        bench.kill()
+    for since in range(int(began) - back_s - 100, int(began) + 3500, 97):
+        taker = Recorder()
+        bench.subscribe("topic/t", taker, start=AtTime(since), window=100).close(bench.now)
+        assert taker.ids == [each for each, at in ids.items() if at >= since], since
+    assert bench.store.damage == []
+
+
 @pytest.mark.parametrize("name", ["", "named"])
 def test_topics_come_and_go_while_they_are_read(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str
@@ -460,3 +487,80 @@ def test_a_gap_is_reported_though_nothing_is_left_after_a_restart(
     last = ids[1] if pattern == "topic/t/1" else ids[-1]
     assert not taker.ids
     assert [(each.last, each.reason) for each in taker.notices] == [(last, "retention")]  # type: ignore[union-attr]
+
+
+def named_with_old_messages(*, settled: int) -> Bench:
+    """A named subscription got these messages and five more, all of which are too old by now; what
+    was settled is saved in such a way that the five were in memory."""
+    bench = Bench(HubConfig(topic=TopicPolicy(retention_s=7200.0, durable=True)))
+    taker = Recorder()
+    attached = bench.subscribe("topic/#", taker, name="named", window=settled + 1)
+    bench.produce(*(publish() for _ in range(settled + 5)))
+    attached.settle(taker.ids[:settled], bench.now)
+    attached.close(bench.now)
+    bench.commit()
+    bench.now += 4 * 3600
+    bench.kill()
+    bench.hub.topic("topic/t").retain(bench.now)
+    bench.commit()
+    return bench
+
+
+@pytest.mark.parametrize("settled", [0, 1, 20])
+def test_what_retention_deletes_of_what_was_in_memory_is_a_gap(settled: int) -> None:
+    bench = named_with_old_messages(settled=settled)
+    bench.kill()
+    [new] = bench.produce(publish())
+    taker = EventRecorder()
+    bench.subscribe("topic/#", taker, name="named")
+    bench.commit()
+    assert taker.events == [DeliveryGap(settled + 1, settled + 5, "retention"), new]
+
+
+@pytest.mark.parametrize("settled", [0, 1, 20])
+def test_a_gap_that_nobody_was_there_for_is_reported_after_a_restart(settled: int) -> None:
+    """The position of the subscription is after it: a message has expired since."""
+    bench = named_with_old_messages(settled=settled)
+    bench.kill()
+    bench.produce(publish(expires=int((bench.now + 5) * 1_000_000)))
+    bench.wait(6)
+    bench.commit()
+    gap = DeliveryGap(settled + 1, settled + 5, "retention")
+    for _ in range(2):
+        bench.kill(power=True)
+        bench.wait(1)
+        bench.commit()
+    [new] = bench.produce(publish())
+    taker = EventRecorder()
+    attached = bench.subscribe("topic/#", taker, name="named")
+    bench.commit()
+    assert taker.events == [gap, new]
+    # Once it was reported, and that is saved, no more.
+    attached.settle(taker.ids, bench.now)
+    bench.commit()
+    bench.kill()
+    later = Recorder()
+    bench.subscribe("topic/#", later, name="named")
+    bench.commit()
+    assert not later.notices and not later.ids
+
+
+def test_a_saved_gap_that_is_damaged_is_set_aside() -> None:
+    bench = named_with_old_messages(settled=1)
+    bench.store.save("gap", b"named", b"\xc1")
+    bench.commit()
+    bench.kill()
+    assert any("a record of gap" in each.reason for each in bench.store.damage)
+    taker = Recorder()
+    bench.subscribe("topic/#", taker, name="named")
+    assert taker.notices == [DeliveryGap(2, 6, "retention")]
+
+
+def test_the_gap_of_a_subscription_is_deleted_with_it() -> None:
+    bench = named_with_old_messages(settled=1)
+    bench.store.save("gap", b"named", msgspec.msgpack.encode((2, 6)))
+    bench.commit()
+    bench.kill()
+    bench.hub.subscriptions.remove("named")
+    bench.commit()
+    assert not list(bench.store.load("gap"))

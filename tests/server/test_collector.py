@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import AsyncIterator
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ import pytest
 from crosswire.gateways.slots import ConnectionSlots
 from crosswire.server import collector
 from crosswire.server.collector import Collector
+from tests.hub.parties import Bench, Recorder
 
 pytestmark = pytest.mark.asyncio
 
@@ -92,3 +94,52 @@ async def test_connections_that_are_still_used_are_not_looked_at_again(
 
     assert gc.get_stats()[2]["collections"] == collections + 1
     assert started.departed == 101
+
+
+async def test_queues_and_subscriptions_that_were_removed_are_freed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(collector, "_LONG_S", 0.0)
+    bench = Bench()
+    started = Collector([bench.hub])
+    started.start()
+    try:
+        monkeypatch.setattr(started, "_most_departed", 100)
+        names = [f"queue/{number}" for number in range(101)]
+        for name in names:
+            bench.hub.queue(name)
+            bench.subscribe("topic/t", Recorder(), name=name).close(bench.now)
+        bench.commit()
+        gc.collect()
+        for name in names:
+            bench.hub.remove(name, bench.now)
+            bench.hub.subscriptions.remove(name)
+        bench.commit()
+        gc.collect()
+        assert started.departed == 202
+
+        started.free_departed()
+
+        # An index remembers its latest changes.
+        assert started.departed <= 64
+    finally:
+        started.stop()
+
+
+async def test_a_hub_that_ceased_to_lead_is_freed(
+    started: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collector, "_LONG_S", 0.0)
+    bench = Bench()
+    hub = weakref.ref(bench.hub)
+    gc.collect()
+    del bench
+    gc.collect()
+    assert hub() is not None
+
+    started.free_departed()
+    assert hub() is not None
+    started.free_later()
+    started.free_departed()
+
+    assert hub() is None

@@ -159,10 +159,18 @@ async def _serve(config: Config, options: argparse.Namespace) -> int:
         loop.add_signal_handler(number, stop)
     loop.add_signal_handler(signal.SIGHUP, _reload, server, options, manager)
     listening = await server.start()
-    collector = Collector([server.context.connection_slots, server.context.http_slots])
+    context = server.context
+    collector = Collector([context.connection_slots, context.http_slots, server])
     collector.start()
     _shorten_waits()
-    server.on_role = lambda: _print_role(server, as_json=options.json)
+
+    def on_role() -> None:
+        _print_role(server, as_json=options.json)
+        if not server.is_leading:
+            # Of the hub that it was, nothing is used any more.
+            collector.free_later()
+
+    server.on_role = on_role
     try:
         if not stopping.is_set():
             if server.replica is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from weakref import WeakSet
 
 from crosswire.envelope import (
     Destination,
@@ -50,6 +51,7 @@ class Destinations:
         self._subscriptions = subscriptions
         self._send = send
         self._to_notify: dict[Queue, None] = {}
+        self._removed: WeakSet[Queue] = WeakSet()
         for destination in core.store.destinations():
             if destination.startswith("topic/"):
                 policy = self._topic_policy(destination)
@@ -121,10 +123,16 @@ class Destinations:
         if isinstance(target, Queue):
             del self.queues[target.destination]
             target.delete()
+            self._removed.add(target)
         else:
             self._subscriptions.remove_topic(target)
             self._known_topics.remove(target)
             target.delete()
+
+    @property
+    def departed(self) -> int:
+        """How many queues were removed, and are still in memory."""
+        return len(self._removed)
 
     def is_configured(self, destination: str) -> bool:
         """Whether the configuration has a policy for this name."""

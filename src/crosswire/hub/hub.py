@@ -384,6 +384,12 @@ class Hub:
         """How many queues and topics were removed since the start."""
         return self._unused.removed_total
 
+    @property
+    def departed(self) -> int:
+        """How many queues and named subscriptions were removed, and are still in memory: the
+        objects of one refer to each other."""
+        return self._destinations.departed + self.subscriptions.departed
+
     def queues(self) -> list[Queue]:
         """Every queue in order of names, those that nobody used since the start included."""
         return self._destinations.all_queues()

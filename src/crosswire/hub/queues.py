@@ -360,6 +360,8 @@ class Queue(Backlog):
             if stored is not None:
                 self._uncount(0, len(stored) - len(record))
         self._store.retain(number, envelope.id, record)
+        # Its size may be among what the saved counters have.
+        self._commits.changed(self, request=False)
         self._commits.request()
         # A filter may match it now, and a smaller one makes room.
         self._dispatch.look_again()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal, TypeAlias
 from urllib.parse import quote
+from weakref import WeakSet
 
 import msgspec
 
@@ -50,6 +51,8 @@ __all__ = [
 ]
 
 _SPACE: Final = "subscription"
+_GAPS: Final = "gap"
+"""A space: gaps that no consumer was there for, by the key of the subscription's record."""
 _NAME_BYTES: Final = 200
 _AUDIENCE_ENTRIES: Final = 1 << 20
 """Subscribers and subscriptions in the audiences of all topics together that are kept, 8 bytes
@@ -140,6 +143,7 @@ class Subscription(Backlog):
         self._skipped = 0
         self._gap_seen = 0
         self._gap: DeliveryGap | None = None
+        self._saved_gap: DeliveryGap | None = None
 
     @property
     def name(self) -> str:
@@ -187,6 +191,31 @@ class Subscription(Backlog):
         self._core.commits.forget(self)
         self.cursor.forget()
         self.memory.forget()
+        if self._saved_gap is not None:
+            self._store.drop(_GAPS, self.record_key)
+
+    def recover(self, now: float) -> None:
+        """Continue after a restart: what retention has deleted meanwhile of what was in memory is
+        a gap, too."""
+        opened, floors = self.cursor.open, self._core.floors
+        super().recover(now)
+        items = self.memory.items
+        gone = [
+            each.id
+            for each in opened
+            if each.id <= floors.of(each.number) and each.id not in items and not self.stopped
+        ]
+        if gone:
+            self._add_gap(min(gone), max(gone))
+        stored = self._store.get(_GAPS, self.record_key)
+        if stored is not None:
+            try:
+                first, last = _read_gap(stored)
+            except RecordDamaged as error:
+                self._core.damage.set_aside_state(_GAPS, self.record_key, stored, error)
+            else:
+                self._saved_gap = DeliveryGap(first, last, "retention")
+                self._add_gap(first, last)
 
     def begin(self, position: int, retentions: int) -> None:
         """A new subscription starts after this id; see `PatternLogs.retentions`."""
@@ -205,9 +234,23 @@ class Subscription(Backlog):
         seen = max(self.memory.loaded, self._gap_seen)
         if identifier > seen:
             self._gap_seen = identifier
-            first = seen + 1 if self._gap is None else self._gap.first
-            self._gap = DeliveryGap(first, identifier, "retention")
+            self._add_gap(seen + 1, identifier)
             self._report_gap()
+
+    def _add_gap(self, first: int, last: int) -> None:
+        if self._gap is not None:
+            first, last = min(first, self._gap.first), max(last, self._gap.last)
+        self._gap = DeliveryGap(first, last, "retention")
+
+    def _write_counters(self) -> None:
+        """Save a gap that nobody knows of, with the position that may be after it."""
+        gap = self._gap
+        if gap != self._saved_gap:
+            self._saved_gap = gap
+            if gap is None:
+                self._store.drop(_GAPS, self.record_key)
+            else:
+                self._store.save(_GAPS, self.record_key, _encode((gap.first, gap.last)))
 
     def attach(self, *args: Any, **options: Any) -> Consumer:
         """Add a consumer: see `Backlog.attach`. It learns of a gap that nobody was there for."""
@@ -225,12 +268,15 @@ class Subscription(Backlog):
         """Report to consumers what was deleted before they got it; without any, to the next one."""
         if self._gap is not None and self.consumers:
             gap, self._gap = self._gap, None
+            if self._saved_gap is not None:
+                self._core.commits.changed(self)
             for consumer in list(self.consumers):
                 self._core.loop.notice(consumer, gap)
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _read: Callable[[bytes], Definition] = reader(Definition, "a subscription")
+_read_gap: Callable[[bytes], tuple[Count, Count]] = reader(tuple[Count, Count], "a gap")
 
 
 def predicate(text: str) -> Predicate | None:
@@ -289,6 +335,7 @@ class Subscriptions:
         """Of the records, so that no two subscriptions share a record."""
         self._unsure: dict[Subscription, int] = {}
         """New subscriptions that are not on disk yet, and how many calls rely on each."""
+        self._removed: WeakSet[Subscription] = WeakSet()
 
     def recover(self, now: float) -> None:
         """Load the named subscriptions after a restart."""
@@ -317,6 +364,11 @@ class Subscriptions:
     def count(self) -> int:
         """How many named subscriptions there are."""
         return len(self._by_name)
+
+    @property
+    def departed(self) -> int:
+        """How many named subscriptions were removed, and are still in memory."""
+        return len(self._removed)
 
     def subscribers(self) -> list[Subscriber]:
         """Those without a name, as long as they are attached."""
@@ -487,6 +539,7 @@ class Subscriptions:
         self._unsure.pop(subscription, None)
         self._named.remove(subscription.definition.pattern, subscription)
         subscription.delete()
+        self._removed.add(subscription)
         self._store.drop(_SPACE, subscription.record_key)
         self._core.commits.request()
 

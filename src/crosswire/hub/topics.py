@@ -59,6 +59,8 @@ class Topic:
         self._bytes = last.bytes_before
         pairs = zip(self._marks, self._marks[1:], strict=False)
         self._went_back = any(before.time > after.time for before, after in pairs)
+        self._may_be_early = bool(self._marks) and core.wall.went_back
+        """Whether the next message may have an earlier time than those after the last mark."""
 
     def _load_marks(self) -> list[_RetentionMark]:
         """The marks in order; one that contradicts the others is set aside."""
@@ -83,13 +85,31 @@ class Topic:
         """A message was stored; every 4 MiB or hour a mark is saved at which retention can cut."""
         self.published += 1
         self._newest_id = max(self._newest_id, identifier)
+        if self._may_be_early:
+            self._mark_last(identifier, now_us)
         marks = self._marks
         if not marks or self._is_mark_due(self._bytes, now_us):
             self._went_back |= bool(marks) and now_us < marks[-1].time
-            mark = _RetentionMark(identifier, now_us, self._bytes)
-            marks.append(mark)
-            self._core.store.save(_MARKS, self._key + identifier.to_bytes(8), _encode(mark))
+            self._add_mark(identifier, now_us)
         self._bytes += size
+
+    def _add_mark(self, identifier: int, time_us: int) -> None:
+        mark = _RetentionMark(identifier, time_us, self._bytes)
+        self._marks.append(mark)
+        self._core.store.save(_MARKS, self._key + identifier.to_bytes(8), _encode(mark))
+
+    def _mark_last(self, identifier: int, now_us: int) -> None:
+        """Mark the last message before this one, if the clock was set back since and that does not
+        show by the last mark: with the latest time that it may have."""
+        self._may_be_early = False
+        marks = self._marks
+        last = self._core.store.last_id(self.number, identifier - 1)
+        if not marks or last <= marks[-1].id:
+            return
+        latest_us = marks[-1].time + _MARK_S * MICROSECONDS
+        if now_us < latest_us:
+            self._add_mark(last, latest_us)
+            self._went_back = True
 
     def _is_mark_due(self, size_bytes: int, now_us: int) -> bool:
         """Whether enough bytes or time passed since the last mark, or the clock was set back."""
@@ -103,6 +123,8 @@ class Topic:
 
     def count_run(self, first: int, sizes: Sequence[int], now_us: int) -> None:
         """`count` for messages with consecutive ids."""
+        if self._may_be_early:
+            self._mark_last(first, now_us)
         total, marks = sum(sizes), self._marks
         if marks and not self._is_mark_due(self._bytes + total, now_us):
             self.published += len(sizes)

@@ -208,6 +208,11 @@ class Server:
         """Whether a hub runs: always, unless this is a standby."""
         return self._hub is not None
 
+    @property
+    def departed(self) -> int:
+        """How many queues and subscriptions of the hub were removed, and are still in memory."""
+        return 0 if self._hub is None else self._hub.departed
+
     async def start(self) -> dict[str, Address]:
         """Open everything; returns the address of every listener. Raises ConfigError, StoreError
         or LogError.
