@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from crosswire.server.server import Server
 from crosswire.testing.simulation.faults import Fault
 from crosswire.testing.simulation.scenario import run_seed
 from crosswire.testing.simulation.shrinking import shrink
@@ -107,6 +108,26 @@ def test_a_replica_that_is_killed_before_its_first_record_starts_again() -> None
 
 def test_a_replica_that_is_asked_to_stop_while_it_starts_stops_afterwards() -> None:
     assert run_seed(3, [Fault("restart", 0.0005, 0.5, 0.5)]).violations == []
+
+
+def test_a_hub_that_is_asked_twice_to_stop_stops_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `serve` does: the second signal ends the time that peers have."""
+    asked: list[str] = []
+    stop, hurry = Server.stop, Server.hurry
+
+    async def note_stop(server: Server) -> None:
+        asked.append("stop")
+        await stop(server)
+
+    def note_hurry(server: Server) -> None:
+        asked.append("hurry")
+        hurry(server)
+
+    monkeypatch.setattr(Server, "stop", note_stop)
+    monkeypatch.setattr(Server, "hurry", note_hurry)
+    plan = [Fault("restart", at, 0.5, 0.5) for at in (3.0, 3.0005)]
+    assert run_seed(1, plan).violations == []
+    assert asked[:2] == ["stop", "hurry"]
 
 
 def test_the_network_heals_one_link_at_a_time() -> None:

@@ -142,9 +142,12 @@ class HubMachine:
         return LocalLog(store, 0.0, syncer=make_syncer)
 
     def stop(self) -> None:
-        """SIGTERM."""
+        """SIGTERM. To a hub that stops already, it says that it shall stop at once."""
         if self.process is not None and self.server is not None and self.is_up:
             self.world.note(f"{self.process.name} is asked to stop")
+            if self.is_stopping:
+                self.server.hurry()
+                return
             self.is_stopping = True
             # During the start it is what `serve` does next, as soon as it has started.
             if self.is_ready:
