@@ -558,10 +558,11 @@ def _hole(missing: list[MissingLakeRows]) -> Column:
 
 
 def _is_complete(missing: list[MissingLakeRows]) -> Column:
-    """Whether no rows of about this time are missing on either side."""
+    """Whether no rows of about this time are missing on either side, nor any of a Relink link whose
+    recording was cut off: rows are matched over all of its connections."""
     time = F.coalesce(F.col("wire.time"), F.col("ledger.time"))
     holes = [reason_at(missing, table, time) for table in ("ledger", "wire", "messages")]
-    return F.coalesce(*holes).isNull()
+    return F.coalesce(*holes).isNull() & ~F.coalesce("is_cut", F.lit(False))
 
 
 def _doubt() -> Column:
