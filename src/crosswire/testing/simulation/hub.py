@@ -142,7 +142,7 @@ class HubMachine:
         return LocalLog(store, 0.0, syncer=make_syncer)
 
     def stop(self) -> None:
-        """SIGTERM. To a hub that stops already, it says that it shall stop at once."""
+        """Send SIGTERM. A hub that is already stopping then stops at once."""
         if self.process is not None and self.server is not None and self.is_up:
             self.world.note(f"{self.process.name} is asked to stop")
             if self.is_stopping:
