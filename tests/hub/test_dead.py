@@ -8,7 +8,7 @@ from crosswire.access import subscription_dead_letters
 from crosswire.envelope import NAME_BYTES
 from crosswire.errors import InvalidDestination, UnknownMessage
 from crosswire.hub.policies import HubConfig, QueuePolicy
-from tests.hub.parties import Bench, Recorder, publish, send
+from tests.hub.parties import Bench, Recorder, no_ids, publish, send
 
 DEAD = "queue/q/dead"
 
@@ -44,6 +44,19 @@ def test_after_five_attempts_it_is_dead_and_tells_why() -> None:
     assert properties["dead-origin"] == "queue/q" and properties["mine"] == 1
     steps = [row.step for row in bench.hub.trace(origin)]
     assert steps.count("delivered") == 5 and steps[-1] == "dead"
+
+
+def test_they_are_kept_while_no_ids_can_be_reserved() -> None:
+    bench, taker = Bench(), Recorder()
+    consumer = bench.consume("queue/q", taker)
+    ids = bench.produce(send(b"x"))
+    with no_ids(bench):
+        consumer.refuse(ids, bench.now, final=True)
+    bench.commit()
+    bench.kill(power=True)
+    (dead_letter,) = bench.hub.dead_letters.list(DEAD)
+    assert dead_letter.origin_id == ids[0] and bench.hub.queue("queue/q").length == 0
+    assert bench.produce(send(b"y"))[0] > dead_letter.id
 
 
 def test_they_survive_a_restart_with_their_history() -> None:

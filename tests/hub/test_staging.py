@@ -20,7 +20,7 @@ from crosswire.errors import (
 )
 from crosswire.hub.ingest.records import NamedAttempt, ProducerKey, pack
 from crosswire.hub.policies import HubConfig, QueuePolicy, StagingLimits, TopicPolicy
-from tests.hub.parties import Bench, Recorder, publish, send
+from tests.hub.parties import Bench, Recorder, no_ids, publish, send
 
 OWNER = ProducerKey("anna", "job")
 
@@ -430,6 +430,19 @@ def test_what_could_not_be_accepted_is_not_packed(
 ) -> None:
     with pytest.raises(error):
         pack([send(b"good"), envelope])
+
+
+def test_a_batch_is_taken_over_while_no_ids_can_be_reserved() -> None:
+    bench = Bench()
+    stage(bench, numbered(5000))
+    with no_ids(bench):
+        done = bench.hub.staging.commit(OWNER, 0, [NamedAttempt("a", 1, 5000)], bench.now)
+        bench.commit()
+        bench.wait(0.3)
+    while not done.receipt.done:
+        bench.commit()
+        bench.wait(0.3)
+    assert payloads(bench) == texts(5000)
 
 
 def test_damaged_chunks_are_reported_and_the_rest_is_taken_over() -> None:

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from crosswire.client.adapters.relink import _RelinkFeed
 from crosswire.gateways.context import GatewayContext
 from crosswire.hub.cursor import Cursor
+from crosswire.hub.intake import Intake
 from crosswire.server.lake_feed import LakeFeed
 from crosswire.server.replica import Replica
 from crosswire.server.server import Server
@@ -104,5 +105,29 @@ FOUND: Final = [
         ),
         9,
         [Fault("log outage", 6.0, 8.0, 0.23)],
+    ),
+    FoundBug(
+        PlantedBug(
+            "peers are disconnected while no ids can be reserved",
+            "There are always ids.",
+            Intake,
+            "produce",
+            "except StoreError as error:",
+            "except NameError as error:",
+        ),
+        8,
+        [Fault("write error", 2.0, 6.0, 0.9)],
+    ),
+    FoundBug(
+        PlantedBug(
+            "a dead letter is stuck while no ids can be reserved",
+            "It gets its id as all messages do.",
+            Intake,
+            "inject",
+            "self._store.reserve_in_group(1)",
+            "self._store.reserve(1)",
+        ),
+        8,
+        [Fault("write error", 2.0, 6.0, 0.9)],
     ),
 ]

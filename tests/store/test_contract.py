@@ -77,6 +77,26 @@ def test_ids_grow_past_a_reserved_block(store: Store) -> None:
     assert store.reserve(1) == first + (3 << 20)
 
 
+def test_ids_of_a_group_are_reserved_by_it(reopen: Opener) -> None:
+    store = reopen()
+    before = store.reserve(1)
+    first = store.reserve_in_group(3 << 20)
+    assert first == before + 1
+    store.save("space", b"key", b"value")
+    commit(store)
+    assert store.reserve(1) == first + (3 << 20)
+    assert reopen().reserve(1) > first + (3 << 20)
+
+
+def test_ids_of_a_group_that_is_lost_are_not_mixed_with_those_that_were_seen(
+    reopen: Opener,
+) -> None:
+    store = reopen()
+    store.reserve_in_group(3 << 20)
+    seen = store.reserve(1)
+    assert reopen().reserve(1) > seen
+
+
 def test_numbers_of_destinations_stay(reopen: Opener) -> None:
     store = reopen()
     numbers = {name: store.number(name) for name in ("queue/a", "queue/b", "topic/ü")}

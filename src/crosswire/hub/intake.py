@@ -371,7 +371,7 @@ class Intake:
         its id.
         """
         target = self._destinations.target(envelope.destination, own=True)
-        identifier = self._store.reserve(1)
+        identifier = self._store.reserve_in_group(1)
         self._keep(target, [envelope], identifier, now)
         self._commits.request()
         return identifier
@@ -381,7 +381,7 @@ class Intake:
         native = {**envelope.native, ONLY_FOR: subscription.record_key}
         target = self._destinations.target(envelope.destination, own=True)
         envelope = envelope.replace(native=native)
-        identifier = self._store.reserve(1)
+        identifier = self._store.reserve_in_group(1)
         self._keep(target, [envelope], identifier, now, only=subscription)
         self._commits.request()
         return identifier
@@ -391,7 +391,7 @@ class Intake:
 
         Like `inject` they can't be refused or lost; they expire and are dropped by policy.
         """
-        first = self._store.reserve(len(envelopes))
+        first = self._store.reserve_in_group(len(envelopes))
         for destination, group in groupby(envelopes, key=_destination):
             run = list(group)
             target = self._destinations.target(destination)

@@ -219,7 +219,7 @@ async def add_schedule(ask: OperationRequest) -> ScheduleRow:
         crc=zlib.crc32(payload),
     )
     schedule = Schedule(
-        id=asked.id or f"http/{ask.hub.store.reserve(1)}",
+        id=asked.id or f"http/{ask.hub.store.reserve_in_group(1)}",
         envelope=envelope,
         interval_s=asked.interval_s,
         cron=asked.cron,

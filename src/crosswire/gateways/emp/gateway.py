@@ -530,7 +530,7 @@ class EmpGateway(Gateway):
         parsed = read_schedule(data)
         now = self.context.now()
         schedule = Schedule(
-            id=f"{self.id}/{self.hub.store.reserve(1)}",
+            id=f"{self.id}/{self.hub.store.reserve_in_group(1)}",
             envelope=self._envelope(parsed),
             interval_s=parsed.interval_s,
             cron=parsed.cron,

@@ -252,7 +252,7 @@ class Staging:
         attempt = found.attempts.get(name)
         if attempt is None:
             store = self._store
-            attempt = found.attempts[name] = StagedAttempt(store, store.reserve(1))
+            attempt = found.attempts[name] = StagedAttempt(store, store.reserve_in_group(1))
             self._attempts_share.add(self._holder(owner))
         known = len(attempt.totals)
         attempt.stage(owner, batch, name, part)

@@ -15,10 +15,10 @@ from typing import Final
 from crosswire.commitlog.local import Syncer
 from crosswire.errors import StoreError, StoreFailed, StoreFull
 from crosswire.store.damage import DamageList
-from crosswire.store.memory import MemoryDisk, Operation
+from crosswire.store.memory import MemoryDisk, MemoryStore, Operation
 from crosswire.testing.simulation.durable import DurableMessages, MessageKey
 
-__all__ = ["SimulatedDisk", "VirtualSyncer"]
+__all__ = ["SimulatedDisk", "SimulatedStore", "VirtualSyncer"]
 
 _MESSAGES: Final = b"m"
 """How the keys of messages begin."""
@@ -130,6 +130,12 @@ class SimulatedDisk(MemoryDisk):
         for each in kept:
             self.apply_synced(each)
         super().cut_power()
+
+
+class SimulatedStore(MemoryStore):
+    """A `MemoryStore` whose ids run out while a disk fails, as those of a busy hub do."""
+
+    _id_block = 32
 
 
 class VirtualSyncer(Syncer):

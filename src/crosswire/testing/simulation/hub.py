@@ -15,8 +15,7 @@ from crosswire.listeners import PLAIN_LISTENERS
 from crosswire.server.server import Server
 from crosswire.server.watchdog import Watchdog
 from crosswire.store.contract import Store, StoreLimits
-from crosswire.store.memory import MemoryStore
-from crosswire.testing.simulation.disk import SimulatedDisk, VirtualSyncer
+from crosswire.testing.simulation.disk import SimulatedDisk, SimulatedStore, VirtualSyncer
 from crosswire.testing.simulation.durable import DurableMessages
 from crosswire.testing.simulation.files import SimulatedFiles
 from crosswire.testing.simulation.world import Machine, SimulatedProcess, World
@@ -133,7 +132,7 @@ class HubMachine:
             self.start()
 
     def _open_store(self, config: Config) -> Store:
-        return MemoryStore(self.disk, config.store)
+        return SimulatedStore(self.disk, config.store)
 
     def _make_log(self, store: Store) -> CommitLog:
         def make_syncer(sync: Sync, _patience_s: float) -> VirtualSyncer:
