@@ -171,6 +171,16 @@ class TestJoiningLate:
         assert outcomes(rows) == ["unsynchronized"] + ["message"] * 3
         assert rows[0].length == len(never)
 
+    @pytest.mark.parametrize("properties", [b"a:c\0\0", b"a:1;b:%00", b"", b"a:\xc3\xa9;"])
+    def test_how_much_of_a_frame_has_arrived_makes_no_difference(self, properties: bytes) -> None:
+        first = Message(70, "queue/orders", properties, b"x" * 8)
+        data = wire(first, *(message(number, "queue/orders") for number in range(71, 76)))
+        whole = MicroMsg2Decoder("client", late=True).rows(b"\0" + data)
+        for cut in range(1, len(data)):
+            decoder = MicroMsg2Decoder("client", late=True)
+            rows = decoder.rows(b"\0" + data[:cut]) + decoder.rows(data[cut:])
+            assert rows == whole, cut
+
     def test_after_a_gap_any_number_may_be_due(self) -> None:
         decoder = MicroMsg2Decoder("client", hints=HINT)
         decoder.feed(wire(message(1)))

@@ -54,7 +54,7 @@ _AGREED_CHARACTERS: Final = 64
 _SYNC_BYTES: Final = 65536
 _SYNC_EXTENSIONS: Final = 64
 _SYNC_HEAD_BYTES: Final = 320
-"""An incomplete frame is checked this far: its destination and the start of its properties."""
+"""A frame is checked this far: its destination and the start of its properties."""
 _NAMED: Final = re.compile(rb"[A-Za-z0-9_-]*(;[ -~]*)?").fullmatch
 _LISTED: Final = re.compile(rb"[A-Za-z0-9_-]*(:[ -~]*)?").fullmatch
 
@@ -209,10 +209,13 @@ class MicroMsg2Decoder(Decoder):
             frame, length = parse(buffer, position, 0, _SYNC_BYTES)
         except FrameError:
             return None
+        head_bytes = _SYNC_HEAD_BYTES if frame is None else min(length, _SYNC_HEAD_BYTES)
+        # Whole frames as well, or it would matter how much of one has arrived.
+        if not _may_begin(buffer[position : position + head_bytes]):
+            return None
         match frame:
             case None:
-                begun = buffer[position : position + _SYNC_HEAD_BYTES]
-                return 0 if length <= _SYNC_BYTES and _may_begin(begun) else None
+                return 0 if length <= _SYNC_BYTES else None
             case Message():
                 plausible = bool(frame.sequence) and frame.destination.isprintable()
                 plausible = plausible and bool(frame.destination) and _has_properties(frame)
@@ -239,7 +242,8 @@ def _has_properties(message: Message) -> bool:
 
 
 def _may_begin(begun: bytes) -> bool:
-    """Whether an incomplete frame may begin with these bytes: a wrong yes would wait in vain."""
+    """Whether a frame may begin with these bytes, which are all or some of it: a wrong yes for some
+    of it would wait in vain."""
     if not begun:
         return True
     flags = begun[FLAGS_OFFSET]
