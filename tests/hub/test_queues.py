@@ -580,6 +580,17 @@ def test_what_a_peer_held_is_all_that_is_read_for_it_after_a_restart() -> None:
     assert len(memory.items) <= 2 + 8
 
 
+def test_the_report_of_a_missing_message_waits_for_no_other_commit() -> None:
+    bench = Bench()
+    (identifier,) = bench.produce(send(b"x"))
+    assert not bench.store.group.sync
+    bench.hub.damage.report_missing(bench.store.number("queue/q"), identifier, 0)
+    assert bench.store.group.sync
+    bench.commit()
+    bench.kill()
+    assert [row.step for row in bench.hub.trace(identifier)] == ["accepted", "damaged"]
+
+
 def test_producers_are_refused_while_no_ids_can_be_reserved() -> None:
     bench = Bench()
     (before,) = bench.produce(send(b"before"))

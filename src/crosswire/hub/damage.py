@@ -78,7 +78,6 @@ class DamageReports:
         )
         self._store.save(_DAMAGED, number.to_bytes(4) + identifier.to_bytes(8), record)
         self._note(Step.DAMAGED, destination, identifier, str(error))
-        self._commits.request(urgent=False)
 
     def report_missing(self, number: int, identifier: int, reclaimed: int) -> None:
         """A cursor refers to a message that is not stored: retention deleted it, or it is lost.
@@ -98,6 +97,7 @@ class DamageReports:
     def _note(self, step: Step, destination: str, identifier: int, detail: str) -> None:
         now_us = int(self._loop.now * MICROSECONDS)
         self._ledger.note(step, now_us, destination, [identifier], detail=detail)
+        self._commits.request(urgent=False)
 
     def messages(self) -> Iterator[tuple[str, int, bytes]]:
         """Messages that were set aside: destination, id, bytes as they were found."""
