@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -15,6 +16,7 @@ from crosswire.store.contract import Page, Store, StoreLimits
 from crosswire.store.keys import MAX_ID
 from crosswire.store.memory import MemoryDisk, MemoryStore
 from crosswire.store.rocks import RocksStore
+from crosswire.testing.simulation.disk import SimulatedDisk
 from tests.store.busy import BusyStore
 from tests.store.committing import CommitRecorder, close, commit, commit_path
 
@@ -95,6 +97,20 @@ def test_ids_of_a_group_that_is_lost_are_not_mixed_with_those_that_were_seen(
     store.reserve_in_group(3 << 20)
     seen = store.reserve(1)
     assert reopen().reserve(1) > seen
+
+
+def test_a_start_that_failed_after_a_power_cut_leaves_no_report_of_damage() -> None:
+    disk = SimulatedDisk(Random(7))
+    store = MemoryStore(disk, LIMITS)
+    for value in (b"synced, since it reserves ids", b"not synced"):
+        store.save("space", b"key", value)
+        commit(store)
+    MemoryDisk.cut_power(disk)
+    disk.failing_syncs = 100
+    with pytest.raises(StoreFailed):
+        MemoryStore(disk, LIMITS)
+    disk.failing_syncs = 0
+    assert not MemoryStore(disk, LIMITS).damage
 
 
 def test_numbers_of_destinations_stay(reopen: Opener) -> None:

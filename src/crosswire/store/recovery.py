@@ -279,6 +279,10 @@ class RecoveredEngine(Engine):
         values[b"!running"] = mended[b"!running"] = self._running()
         group = group_key(self._last_group)
         mended[group] = GROUP_ROW.pack(self._next_row, self._next_id - 1)
+        if self.power_lost:
+            # What was lost with it is not expected any more: if this start fails, the next one
+            # takes the copies for those of a run without a power cut.
+            self._save_mark()
         self._replace_copies(values)
         self._store_now(mended, (GROUPS[0], group) if self._last_group else None)
         self._save_mark()
