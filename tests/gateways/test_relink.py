@@ -762,8 +762,9 @@ async def stop_and_tamper(server: Server, tmp_path: Path, key: bytes, value: byt
     store._db.close()
 
 
+@pytest.mark.parametrize("failed_starts", [0, 1])
 async def test_links_that_cannot_be_trusted_are_of_another_epoch(
-    start_server: StartServer, tmp_path: Path
+    start_server: StartServer, tmp_path: Path, failed_starts: int
 ) -> None:
     server = await start_server()
     address = f"127.0.0.1:{port_of(server, 'relink')}"
@@ -772,6 +773,8 @@ async def test_links_that_cannot_be_trusted_are_of_another_epoch(
         (await take(consumer))
         epoch = consumer.link.epoch
         await stop_and_tamper(server, tmp_path, b"!running", b"another boot")
+        for _ in range(failed_starts):
+            RocksStore(tmp_path / "data" / "store")._db.close()
         server = await start_server(listen={"relink": address})
         with pytest.raises(LinkLost):
             await take(consumer)

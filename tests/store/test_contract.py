@@ -110,7 +110,8 @@ def test_a_start_that_failed_after_a_power_cut_leaves_no_report_of_damage() -> N
     with pytest.raises(StoreFailed):
         MemoryStore(disk, LIMITS)
     disk.failing_syncs = 0
-    assert not MemoryStore(disk, LIMITS).damage
+    again = MemoryStore(disk, LIMITS)
+    assert not again.damage and again.power_losses == 1
 
 
 def test_numbers_of_destinations_stay(reopen: Opener) -> None:
@@ -496,6 +497,17 @@ def test_a_power_cut_takes_what_was_not_synced() -> None:
     again = MemoryStore(disk)
     assert [record[1] for record in read(again, [1]).records] == [1]
     assert again.power_lost and not MemoryStore(disk).power_lost
+
+
+def test_power_cuts_are_counted() -> None:
+    disk = MemoryDisk()
+    assert MemoryStore(disk).power_losses == 0
+    for count in (1, 2, 3):
+        disk.cut_power()
+        assert MemoryStore(disk).power_losses == count
+        assert MemoryStore(disk).power_losses == count
+    disk.copies = None
+    assert MemoryStore(disk).power_losses == 3
 
 
 def test_a_view_shows_what_was_committed_when_it_was_taken(store: Store) -> None:

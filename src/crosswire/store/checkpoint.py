@@ -29,7 +29,7 @@ from crosswire.errors import StoreDamaged, StoreFailed
 from crosswire.store.copies import CopyFile
 from crosswire.store.engine import LogMark, full_or_failed
 from crosswire.store.keys import GROUPS, LOCAL, prefix_end, state_key
-from crosswire.store.recovery import COPIED_SPACES, GROUP_ROW, REMOVALS
+from crosswire.store.recovery import COPIED_SPACES, GROUP_ROW, POWER_LOSSES, REMOVALS
 from crosswire.store.rocks import COPIES, DAMAGES, MARK, MarkFile, RocksStore, table_options
 from crosswire.store.scanning import error_of
 
@@ -46,7 +46,7 @@ __all__ = [
     "verify_files",
 ]
 
-_OWN_KEYS: Final = (b"!format", b"!node", b"!ids", REMOVALS)
+_OWN_KEYS: Final = (b"!format", b"!node", b"!ids", REMOVALS, POWER_LOSSES)
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _CHUNK_BYTES: Final = 1 << 20
 _BUFFER_BYTES: Final = 4 << 20

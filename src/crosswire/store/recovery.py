@@ -22,7 +22,15 @@ from crosswire.store.damage import Damage
 from crosswire.store.engine import Engine, StoreLimits
 from crosswire.store.keys import GROUPS, ROWS, group_key, message_key, prefix_end, state_key
 
-__all__ = ["COPIED_SPACES", "FORMAT", "GROUP_ROW", "REMOVALS", "RecoveredEngine", "Removals"]
+__all__ = [
+    "COPIED_SPACES",
+    "FORMAT",
+    "GROUP_ROW",
+    "POWER_LOSSES",
+    "REMOVALS",
+    "RecoveredEngine",
+    "Removals",
+]
 
 FORMAT: Final = b"3"
 _EXACT_FORMAT: Final = b"2"
@@ -36,6 +44,8 @@ GROUP_ROW: Final = Layout(">QQ")
 """Of a group's row: the next row of the journal, and the newest id, after the group."""
 REMOVALS: Final = b"!removed"
 """One of the store's own keys, from the first removal of a destination on."""
+POWER_LOSSES: Final = b"!power"
+"""One of the store's own keys, from the first one on."""
 _REMOVALS_LAYOUT: Final = Layout(">QQQ")
 
 
@@ -66,6 +76,9 @@ class RecoveredEngine(Engine):
         super().__init__(limits)
         self.node = ""
         self.power_lost = False
+        self.power_losses = 0
+        """How often the machine was stopped while the store was open, with the last time. Who has
+        to do something about it keeps the number: a start may end before it is done."""
         self.was_stopped = False
         """Was the store closed by the hub that had it last?"""
         self._numbers: dict[str, int] = {}
@@ -88,6 +101,7 @@ class RecoveredEngine(Engine):
         mended: dict[bytes, bytes] = {}
         copies = self._load_copies()
         self.power_lost = self._has_lost_power(copies)
+        self.power_losses = self._power_losses_before(copies) + self.power_lost
         self.was_stopped = is_new or b"!stopped" in copies.values
         if is_new:
             mended = {b"!format": FORMAT, b"!node": secrets.token_hex(8).encode()}
@@ -107,6 +121,14 @@ class RecoveredEngine(Engine):
         self._reserved_id = self._next_id
         mended[b"!ids"] = self._next_id.to_bytes(8)
         self._begin_run(copies, mended, reported=not is_new and not is_old)
+
+    def _power_losses_before(self, copies: Copies) -> int:
+        """Of the two copies the second may be ahead: it is written first."""
+        try:
+            first = self._get(POWER_LOSSES)
+        except RecordUnreadable:
+            first = None
+        return max(int.from_bytes(each or b"") for each in (first, copies.values.get(POWER_LOSSES)))
 
     def _recover_own(self, copies: Copies, mended: dict[bytes, bytes]) -> dict[bytes, bytes]:
         """Each of the store's own keys from the copy that can be read."""
@@ -266,7 +288,9 @@ class RecoveredEngine(Engine):
         values[b"!ids"] = mended[b"!ids"]
         if self._removals.count:
             values[REMOVALS] = mended[REMOVALS] = self._removals.pack()
-        missing = values.keys() - copies.values.keys() - {b"!ids"}
+        if self.power_losses:
+            values[POWER_LOSSES] = mended[POWER_LOSSES] = self.power_losses.to_bytes(8)
+        missing = values.keys() - copies.values.keys() - {b"!ids", POWER_LOSSES}
         if self._copies_ahead:
             missing = {key for key in missing if key[:1] != b"d"}
         if reported and (not copies.is_whole or missing):

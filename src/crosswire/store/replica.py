@@ -54,7 +54,7 @@ class ReplicaStore(Store):
     def _recover(self, *, is_new: bool) -> None:
         """Read what the log has brought here. Nothing is written, and nothing is guessed."""
         # What a power cut takes is read from the log again.
-        self.was_stopped, self.power_lost = True, False
+        self.was_stopped = True
         try:
             stored = self._get(LOG_POSITION)
             own = {key: self._get(key) for key in (b"!format", b"!node", b"!ids")}

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from struct import Struct as Layout
 from typing import Final
 
 from crosswire.envelope import MICROSECONDS
@@ -39,7 +40,8 @@ _KEY: Final = b"epoch"
 _IDS: Final = 1 << 63
 _OVERDUE_S: Final = 60.0
 """How long after its time a link is forgotten as a leftover, if its timer did not do it."""
-_EPOCH_BYTES: Final = 8
+_EPOCH_ROW: Final = Layout(">QQ")
+"""The epoch, and how many power cuts the store had seen when it was drawn."""
 
 
 class _CutLink:
@@ -73,6 +75,7 @@ class Links:
     `epoch` is drawn once for a data directory and stored, so that links survive a restart. A new
     one is drawn only when stored links can't be trusted: after damage, or after a power cut, which
     may have taken rows that were written without fsync. Peers then learn that their link is gone.
+    The number of power cuts is stored with the epoch: a start may end before it has drawn one.
     """
 
     def __init__(self, context: GatewayContext) -> None:
@@ -85,27 +88,28 @@ class Links:
         self._share = Quota("links", 1, 1.0)
         self._configure_share()
         store = context.hub.store
-        stored = self._stored_epoch()
+        stored, power_losses = self._stored_epoch()
         self.epoch = stored
         try:
-            if not stored or store.power_lost:
+            if not stored or power_losses != store.power_losses:
                 raise LinkStateError("links of another epoch")
             self._recover()
         except LinkStateError:
             self._renew(stored)
 
-    def _stored_epoch(self) -> int:
-        """0 if there is none."""
+    def _stored_epoch(self) -> tuple[int, int]:
+        """0 if there is none; and the power cuts before it."""
         hub = self.context.hub
         stored = hub.store.get(_EPOCH, _KEY)
         if stored is None:
-            return 0
-        epoch = int.from_bytes(stored)
-        if len(stored) != _EPOCH_BYTES or epoch >= _IDS:
-            error = RecordDamaged("the epoch of links can't be read")
-            hub.damage.set_aside_state(_EPOCH, _KEY, stored, error)
-            return 0
-        return epoch
+            return 0, 0
+        if len(stored) == _EPOCH_ROW.size:
+            epoch, power_losses = _EPOCH_ROW.unpack(stored)
+            if epoch < _IDS:
+                return epoch, power_losses
+        error = RecordDamaged("the epoch of links can't be read")
+        hub.damage.set_aside_state(_EPOCH, _KEY, stored, error)
+        return 0, 0
 
     def _recover(self) -> None:
         """Restore every link whose records can be read.
@@ -153,7 +157,7 @@ class Links:
         store = self.context.hub.store
         wipe(store)
         self.epoch = max(int(self.context.now() * MICROSECONDS), stored + 1)
-        store.save(_EPOCH, _KEY, self.epoch.to_bytes(_EPOCH_BYTES))
+        store.save(_EPOCH, _KEY, _EPOCH_ROW.pack(self.epoch, store.power_losses))
         self.context.hub.commits.request()
 
     @staticmethod
