@@ -129,9 +129,11 @@ class Server:
         open_log: Callable[[Config], ReplicatedLog] | None = None,
         open_replica: Callable[[Config, bytes], ReplicaStore | None] | None = None,
         fetcher: Callable[[Config], CheckpointSource | None] | None = None,
+        make_encoder: type[LakeEncoder] | None = LakeEncoder,
     ) -> None:
         """The other arguments replace what a hub takes from its machine: clocks, the thread that
-        watches the event loop, the files of its store, and the log that makes groups durable."""
+        watches the event loop, the files of its store, the log that makes groups durable, and the
+        process that encodes for the lake; without one, this process does."""
         self.config = config
         """The settings that hold now."""
         self.configured = config
@@ -145,6 +147,7 @@ class Server:
         self._open_replica = open_replica or _stores.open_replica
         self._fetcher = fetcher or CheckpointFetch
         self._make_log = make_log
+        self._make_encoder = make_encoder
         self._hub: Hub | None = None
         self.replica: Replica | None = None
         """The part in a replicated hub; None for a hub alone."""
@@ -435,7 +438,11 @@ class Server:
                 claim_lake(hub.store, path)
         if settings.messages or settings.ledger:
             writer = LakeWriter(path, hub.node, STEP_NAMES, term=term, writer=replica_name)
-            encoder = LakeEncoder(path, hub.node, STEP_NAMES, term=term, writer=replica_name)
+            encoder = None
+            if self._make_encoder is not None:
+                encoder = self._make_encoder(
+                    path, hub.node, STEP_NAMES, term=term, writer=replica_name
+                )
             self._lake = LakeFeed(
                 hub,
                 settings,

@@ -107,6 +107,7 @@ class HubMachine:
             watchdog=QuietWatchdog(),
             open_store=self._open_store,
             make_log=self._make_log,
+            make_encoder=None,
         )
 
     async def _run(self, process: SimulatedProcess) -> None:

@@ -116,7 +116,7 @@ _MANY: Final = {
     "ConsumerDispatch._eligible": 200,
     "Envelope.native": 400,  # of what `Broker._returned` has
     "GatewayContext.closed": 200,
-    "Ledger._recent": 20_000,
+    "Ledger._recent": 200_000,
 }
 """Those that keep more, up to a limit of their own."""
 

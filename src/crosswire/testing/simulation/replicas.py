@@ -224,6 +224,7 @@ class ReplicaMachine(HubMachine):
             open_log=self._open_log,
             open_replica=self._open_replica,
             fetcher=lambda _: _SimulatedCheckpoints(self),
+            make_encoder=None,
         )
         server.on_role = self._on_role
         return server
