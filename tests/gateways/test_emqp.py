@@ -17,7 +17,7 @@ from crosswire.client.native.dial import Backoff
 from crosswire.client.native.emp import EmpClient
 from crosswire.client.native.emqp import EmqpClient, EmqpPeer, EmqpSubscriber, connect_peer
 from crosswire.config import ConnectionLimits, EmqpSettings
-from crosswire.errors import ClientError, RequestFailed
+from crosswire.errors import ClientError, RequestFailed, StoreFailed
 from crosswire.hub.policies import QueuePolicy, Retry
 from crosswire.server.server import Server
 from crosswire.store.contract import StoreLimits
@@ -601,6 +601,25 @@ class TestServices:
         assert {event.request for event in replies} == {None, msgid}
         (result,) = [json.loads(event.message) for event in replies if event.request]
         assert result == {"error": "broken: it broke", "attempts": 1}
+
+    async def test_a_refusal_of_the_hub_is_not_taken_for_a_providers(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def echo(data: Any) -> Any:
+            return data
+
+        def fail(_count: int) -> int:
+            raise StoreFailed("no ids")
+
+        async with emp(server, echo=echo) as provider, peer(server, "client") as client:
+            await provider.request("$serve", {"services": ["echo"]})
+            monkeypatch.setattr(server.hub.store, "reserve", fail)
+            client.ask("echo", "reply-requested", b"{}")
+            reply = await client.next(ReplyReceived)
+        assert json.loads(reply.message) == {
+            "error": "refused: the hub's disk takes nothing more",
+            "attempts": 1,
+        }
 
 
 class TestBridges:

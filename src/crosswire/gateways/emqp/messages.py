@@ -10,7 +10,7 @@ import msgspec
 
 from crosswire.envelope import Envelope, Property
 from crosswire.error_texts import public_text
-from crosswire.errors import CallTimeout, CrosswireError, NoProvider, ProviderLost
+from crosswire.errors import CallError, CallTimeout, CrosswireError, NoProvider, ProviderLost
 from crosswire.gateways.failures import code_of
 from crosswire.gateways.payloads import BYTES, JSON
 from crosswire.gateways.properties import CONTENT_TYPE
@@ -161,9 +161,12 @@ def failure(error: str, attempts: int) -> bytes:
 
 
 def failure_of_call(error: CrosswireError, attempts: int) -> bytes:
-    """The result for a failed call: the code where the hub has one, else the description."""
-    named = isinstance(error, NoProvider | CallTimeout | ProviderLost)
-    return failure(code_of(error) if named else public_text(error), attempts)
+    """The result for a failed call: the code alone where that is enough, else with a description."""
+    if isinstance(error, NoProvider | CallTimeout | ProviderLost):
+        return failure(code_of(error), attempts)
+    # The text of a provider's failure begins with the code that the provider gave it.
+    own = "" if isinstance(error, CallError) else f"{code_of(error)}: "
+    return failure(own + public_text(error), attempts)
 
 
 def without_times(headers: str) -> str:
