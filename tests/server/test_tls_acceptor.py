@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -217,3 +218,21 @@ def test_who_leaves_right_after_the_end_waits_for_its_turn(
     assert runner.run(shake_hands()) == [b"hello"] * PEERS
     assert max(site.made.values()) <= 2 * tls_acceptor._CONTINUED_AT_ONCE, site.made
     assert not site.failures
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.1"])
+def test_a_listener_that_can_not_be_opened_keeps_no_file(
+    runner: asyncio.Runner, tls: TlsPair, host: str
+) -> None:
+    """Of a name without an address, and of an address of another machine."""
+
+    async def open_files() -> int:
+        acceptor = Site(tls).acceptor
+        with pytest.raises(OSError):
+            await acceptor.open(host, 0)
+        assert acceptor._arrivals.get_map() is None
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    # The first one may start what resolves names.
+    first, *others = [runner.run(open_files()) for _ in range(4)]
+    assert others == [first] * 3
