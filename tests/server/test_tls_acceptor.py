@@ -138,17 +138,23 @@ def site(runner: asyncio.Runner, tls: TlsPair, monkeypatch: pytest.MonkeyPatch) 
     runner.run(site.close())
 
 
+async def begin_handshakes(site: Site, tls: TlsPair) -> list[tuple[Peer, bytes]]:
+    """Peers whose handshakes lack only their last bytes, which are with them."""
+    peers = [await site.connect(tls.client) for _ in range(PEERS)]
+    begun = [(peer, await peer.shake_hands()) for peer in peers]
+    assert not site.made
+    return begun
+
+
 def test_the_ends_of_many_handshakes_have_turns(
     runner: asyncio.Runner, site: Site, tls: TlsPair
 ) -> None:
     async def shake_hands() -> list[bytes]:
         async with asyncio.timeout(PATIENCE_S):
-            peers = [await site.connect(tls.client) for _ in range(PEERS)]
-            ends = [await peer.shake_hands() for peer in peers]
-            assert not site.made
-            for peer, end in zip(peers, ends, strict=True):
+            begun = await begin_handshakes(site, tls)
+            for peer, end in begun:
                 peer.writer.write(end)
-            return [await peer.echo(b"hello") for peer in peers]
+            return [await peer.echo(b"hello") for peer, _ in begun]
 
     assert runner.run(shake_hands()) == [b"hello"] * PEERS
     assert sum(site.made.values()) == PEERS
@@ -205,9 +211,7 @@ def test_who_leaves_right_after_the_end_waits_for_its_turn(
 
     async def shake_hands() -> list[bytes]:
         async with asyncio.timeout(PATIENCE_S):
-            peers = [await site.connect(tls.client) for _ in range(PEERS)]
-            ends = [await peer.shake_hands() for peer in peers]
-            for peer, end in zip(peers, ends, strict=True):
+            for peer, end in await begin_handshakes(site, tls):
                 peer.tls.write(b"hello")
                 peer.writer.write(end + peer.outgoing.read())
                 peer.writer.write_eof()
