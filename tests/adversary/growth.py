@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from crosswire.bond import hub_module, marshal
 from crosswire.pipeline.connector.address import HubAddress
-from crosswire.web.contract import ARROW
+from crosswire.web.contract import ARROW, JSON
 from crosswire.wire.emp.events import RequestReceived
 from crosswire.wire.emqp.states import State
 from crosswire.wire.epoxy.events import EventReceived
@@ -471,6 +471,23 @@ def settled(size: int, *, refused: bool) -> Attack:
     return attack
 
 
+def posted(size: int) -> Attack:
+    """One request over HTTP with as many messages, each of which creates a queue until the
+    attacker has its share of them."""
+
+    def attack(target: MeasuredTarget) -> Iterator[None]:
+        # An attack may be measured more than once, and these are to be new each time.
+        run = token_hex(4)
+        messages = [{"destination": f"queue/{run}-{n}", "text": "x"} for n in range(size)]
+        hub = HubAddress(target.url, ATTACKER_TOKEN, patience_s=PATIENCE_S)
+        body = encode({"messages": messages})
+        yield
+        answer = hub.post_bytes("/v1/messages", body, JSON, repeatable=False)
+        assert len(answer["ids"]) == size
+
+    return attack
+
+
 def staged(size: int) -> Attack:
     """A batch over HTTP to as many queues that don't exist."""
 
@@ -569,6 +586,7 @@ SHORT: dict[str, Attack] = {
     "leases": leases(10_000),
     "settled": settled(10_000, refused=False),
     "refused": settled(10_000, refused=True),
+    "posted": posted(2_000),
     "staged": staged(2_000),
     "purged": purged(10_000),
     "late-answers": late_answers(2_000),
@@ -598,6 +616,7 @@ FULL: dict[str, Attack] = {
     "leases": leases(60_000),
     "settled": settled(60_000, refused=False),
     "refused": settled(60_000, refused=True),
+    "posted": posted(50_000),
     "staged": staged(10_000),
     "purged": purged(50_000),
     "late-answers": late_answers(9_000),

@@ -274,7 +274,7 @@ def test_a_store_that_is_in_use_or_of_another_version_is_one_line(
     store = RocksStore(tmp_path / "data" / "store")
     store._db[b"!format"] = b"999"
     store._db.close()
-    fails("--data", str(tmp_path / "data"), *OFF)
+    assert "has format '999'" in fails("--data", str(tmp_path / "data"), *OFF)
 
 
 def test_a_file_system_that_can_not_be_written_is_one_line(tmp_path: Path) -> None:

@@ -17,9 +17,12 @@ from tests.hub.parties import Bench, Recorder, publish
 
 TOPICS = 20
 ROUNDS = 3
+TWO_HOURS = HubConfig(topic=TopicPolicy(retention_s=7200.0, durable=True))
+"""Messages are kept for so long."""
 
 
-def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """More than four topics are many."""
     monkeypatch.setattr(topic_reads, "_AT_ONCE", 4)
     for module in (topic_reads, topic_index):
@@ -27,14 +30,29 @@ def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(small: None) -> Bench:
     """With messages in many topics, by turns."""
-    make_small(monkeypatch)
     bench = Bench()
     for turn in range(ROUNDS):
         for number in range(TOPICS):
             bench.produce(publish(b"%d" % (turn * TOPICS + number), f"topic/t/{number}"))
     bench.commit()
+    return bench
+
+
+def grow_old(bench: Bench) -> list[int]:
+    """One message in each topic, which is older than two hours by now, and in no one's memory."""
+    ids = bench.produce(*(publish(b"", f"topic/t/{number}") for number in range(TOPICS)))
+    bench.now += 4 * 3600
+    bench.kill()
+    return ids
+
+
+@pytest.fixture
+def retaining(small: None) -> Bench:
+    """Keeps messages for two hours, and has one in each topic that is older."""
+    bench = Bench(TWO_HOURS)
+    grow_old(bench)
     return bench
 
 
@@ -108,28 +126,13 @@ def test_a_subscription_that_is_deleted_meanwhile_stays_empty(
 
 @pytest.mark.failing_callbacks
 @pytest.mark.parametrize("name", ["", "named"])
-def test_what_can_not_be_read_is_read_a_second_later(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    taker = Recorder()
-    with monkeypatch.context() as patch:
-
-        def fail(*_: object) -> None:
-            raise OSError("for a test")
-
-        patch.setattr("crosswire.store.contract.MergedPage.add", fail)
-        bench.subscribe("topic/#", taker, name=name, start="earliest", window=1000)
-        bench.commit()
-        assert taker.payloads == []
-    bench.wait(1.1)
-    bench.commit()
-    assert taker.payloads == EXPECTED
-
-
-@pytest.mark.failing_callbacks
-@pytest.mark.parametrize("name", ["", "named"])
-def test_what_can_not_be_taken_is_read_a_second_later(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str
+@pytest.mark.parametrize(
+    "failing",
+    ["store.contract.MergedPage.add", "hub.damage.DamageReports.decode_or_set_aside"],
+    ids=["read", "taken"],
+)
+def test_what_can_not_be_read_or_taken_is_read_a_second_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, failing: str, name: str
 ) -> None:
     """As with few topics, where who reads gets the exception."""
     taker = Recorder()
@@ -138,7 +141,7 @@ def test_what_can_not_be_taken_is_read_a_second_later(
         def fail(*_: object) -> None:
             raise OSError("for a test")
 
-        patch.setattr("crosswire.hub.damage.DamageReports.decode_or_set_aside", fail)
+        patch.setattr(f"crosswire.{failing}", fail)
         bench.subscribe("topic/#", taker, name=name, start="earliest", window=1000)
         bench.commit()
         assert taker.payloads == []
@@ -149,15 +152,12 @@ def test_what_can_not_be_taken_is_read_a_second_later(
 
 @pytest.mark.parametrize("name", ["", "named"])
 def test_what_retention_deletes_between_the_parts_is_reported(
-    monkeypatch: pytest.MonkeyPatch, name: str
+    small: None, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    make_small(monkeypatch)
-    bench = Bench(HubConfig(topic=TopicPolicy(retention_s=7200.0, durable=True)))
+    bench = Bench(TWO_HOURS)
     if name:
         bench.subscribe("topic/#", Recorder(), name=name, start="earliest").close(bench.now)
-    ids = bench.produce(*(publish(b"", f"topic/t/{number}") for number in range(TOPICS)))
-    bench.now += 4 * 3600
-    bench.kill()
+    ids = grow_old(bench)
     dispatch = _PartialRead.dispatch
     parts: list[int] = []
 
@@ -230,21 +230,9 @@ class EventRecorder(Recorder):
         super().notice(attachment, notice)
 
 
-def retaining() -> Bench:
-    """Keeps messages for two hours, and has one in each topic that is older."""
-    bench = Bench(HubConfig(topic=TopicPolicy(retention_s=7200.0, durable=True)))
-    bench.produce(*(publish(b"", f"topic/t/{number}") for number in range(TOPICS)))
-    bench.now += 4 * 3600
-    bench.kill()
-    return bench
-
-
 @pytest.mark.parametrize("number", [1, TOPICS // 2, TOPICS - 1])
-def test_a_gap_is_reported_before_what_follows_it(
-    monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    make_small(monkeypatch)
-    bench = retaining()
+def test_a_gap_is_reported_before_what_follows_it(retaining: Bench, number: int) -> None:
+    bench = retaining
     taker = EventRecorder()
     attached = bench.subscribe("topic/#", taker, start="earliest", window=1)
     bench.commit()
@@ -261,10 +249,9 @@ def test_a_gap_is_reported_before_what_follows_it(
 @pytest.mark.parametrize("number", [0, TOPICS // 2, TOPICS - 1])
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_named_subscription_reports_a_gap_before_what_follows_it(
-    monkeypatch: pytest.MonkeyPatch, number: int, restarted: bool
+    retaining: Bench, number: int, restarted: bool
 ) -> None:
-    make_small(monkeypatch)
-    bench = retaining()
+    bench = retaining
     loop, taker = bench.hub._core.loop, EventRecorder()
     # Nothing is read before retention deletes.
     loop._is_pumping = True
@@ -283,11 +270,8 @@ def test_a_named_subscription_reports_a_gap_before_what_follows_it(
 
 
 @pytest.mark.parametrize("name", ["", "named"])
-def test_what_was_deleted_before_the_earliest_is_no_gap(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    make_small(monkeypatch)
-    bench = retaining()
+def test_what_was_deleted_before_the_earliest_is_no_gap(retaining: Bench, name: str) -> None:
+    bench = retaining
     for number in range(0, TOPICS, 2):
         bench.hub.topic(f"topic/t/{number}").retain(bench.now)
     bench.commit()
@@ -320,9 +304,8 @@ def test_a_named_subscription_starts_where_it_was_promised_after_a_restart(
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("name", ["", "named"])
 def test_one_that_starts_at_a_time_reads_what_is_later_of_each_topic(
-    monkeypatch: pytest.MonkeyPatch, name: str, restarted: bool
+    small: None, name: str, restarted: bool
 ) -> None:
-    make_small(monkeypatch)
     bench = Bench()
     later: list[int] = []
     for hour in range(6):
@@ -419,9 +402,8 @@ def test_topics_come_and_go_while_they_are_read(
     assert taker.ids == sorted(set(taker.ids)) and not taker.notices
 
 
-def test_a_gap_of_a_topic_that_is_removed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_small(monkeypatch)
-    bench = retaining()
+def test_a_gap_of_a_topic_that_is_removed_is_reported(retaining: Bench) -> None:
+    bench = retaining
     taker = EventRecorder()
     attached = bench.subscribe("topic/#", taker, start="earliest", window=1)
     bench.commit()
@@ -469,14 +451,11 @@ def test_audiences_are_kept_within_a_limit(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("pattern", ["topic/t/1", "topic/#"])
 def test_a_gap_is_reported_though_nothing_is_left_after_a_restart(
-    monkeypatch: pytest.MonkeyPatch, pattern: str
+    small: None, pattern: str
 ) -> None:
-    make_small(monkeypatch)
-    bench = Bench(HubConfig(topic=TopicPolicy(retention_s=7200.0, durable=True)))
+    bench = Bench(TWO_HOURS)
     bench.subscribe(pattern, Recorder(), name="named", start="earliest").close(bench.now)
-    ids = bench.produce(*(publish(b"", f"topic/t/{number}") for number in range(TOPICS)))
-    bench.now += 4 * 3600
-    bench.kill()
+    ids = grow_old(bench)
     for number in range(TOPICS):
         bench.hub.topic(f"topic/t/{number}").retain(bench.now)
     bench.commit()
@@ -492,7 +471,7 @@ def test_a_gap_is_reported_though_nothing_is_left_after_a_restart(
 def named_with_old_messages(*, settled: int) -> Bench:
     """A named subscription got these messages and five more, all of which are too old by now; what
     was settled is saved in such a way that the five were in memory."""
-    bench = Bench(HubConfig(topic=TopicPolicy(retention_s=7200.0, durable=True)))
+    bench = Bench(TWO_HOURS)
     taker = Recorder()
     attached = bench.subscribe("topic/#", taker, name="named", window=settled + 1)
     bench.produce(*(publish() for _ in range(settled + 5)))

@@ -47,10 +47,20 @@ class Records:
 
     @contextmanager
     def on(
-        self, connection: str, protocol: str, *, gaps: int = 0, ended: str | None = "fin"
+        self,
+        connection: str,
+        protocol: str,
+        *,
+        gaps: int = 0,
+        ended: str | None = "fin",
+        link: str = "",
     ) -> Iterator[None]:
+        """What is called meanwhile is of this connection, which may belong to a Relink link."""
         self._connection, self._protocol = connection, protocol
         self.connections.append(connection)
+        if link:
+            hello = (self._tick(), link, "handshake", None, None)
+            self._frames.append(("n", connection, "backward", protocol, *hello))
         yield
         for direction in ("forward", "backward"):
             self._directions.append(("n", connection, direction, False, gaps, 0, self.now, ended))

@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -137,17 +138,23 @@ def site(runner: asyncio.Runner, tls: TlsPair, monkeypatch: pytest.MonkeyPatch) 
     runner.run(site.close())
 
 
+async def begin_handshakes(site: Site, tls: TlsPair) -> list[tuple[Peer, bytes]]:
+    """Peers whose handshakes lack only their last bytes, which are with them."""
+    peers = [await site.connect(tls.client) for _ in range(PEERS)]
+    begun = [(peer, await peer.shake_hands()) for peer in peers]
+    assert not site.made
+    return begun
+
+
 def test_the_ends_of_many_handshakes_have_turns(
     runner: asyncio.Runner, site: Site, tls: TlsPair
 ) -> None:
     async def shake_hands() -> list[bytes]:
         async with asyncio.timeout(PATIENCE_S):
-            peers = [await site.connect(tls.client) for _ in range(PEERS)]
-            ends = [await peer.shake_hands() for peer in peers]
-            assert not site.made
-            for peer, end in zip(peers, ends, strict=True):
+            begun = await begin_handshakes(site, tls)
+            for peer, end in begun:
                 peer.writer.write(end)
-            return [await peer.echo(b"hello") for peer in peers]
+            return [await peer.echo(b"hello") for peer, _ in begun]
 
     assert runner.run(shake_hands()) == [b"hello"] * PEERS
     assert sum(site.made.values()) == PEERS
@@ -204,9 +211,7 @@ def test_who_leaves_right_after_the_end_waits_for_its_turn(
 
     async def shake_hands() -> list[bytes]:
         async with asyncio.timeout(PATIENCE_S):
-            peers = [await site.connect(tls.client) for _ in range(PEERS)]
-            ends = [await peer.shake_hands() for peer in peers]
-            for peer, end in zip(peers, ends, strict=True):
+            for peer, end in await begin_handshakes(site, tls):
                 peer.tls.write(b"hello")
                 peer.writer.write(end + peer.outgoing.read())
                 peer.writer.write_eof()
@@ -217,3 +222,21 @@ def test_who_leaves_right_after_the_end_waits_for_its_turn(
     assert runner.run(shake_hands()) == [b"hello"] * PEERS
     assert max(site.made.values()) <= 2 * tls_acceptor._CONTINUED_AT_ONCE, site.made
     assert not site.failures
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.1"])
+def test_a_listener_that_can_not_be_opened_keeps_no_file(
+    runner: asyncio.Runner, tls: TlsPair, host: str
+) -> None:
+    """Of a name without an address, and of an address of another machine."""
+
+    async def open_files() -> int:
+        acceptor = Site(tls).acceptor
+        with pytest.raises(OSError):
+            await acceptor.open(host, 0)
+        assert acceptor._arrivals.get_map() is None
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    # The first one may start what resolves names.
+    first, *others = [runner.run(open_files()) for _ in range(4)]
+    assert others == [first] * 3

@@ -8,12 +8,14 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import rocksdict
 
-from crosswire.errors import StoreDamaged
+from crosswire.errors import StoreDamaged, StoreFailed
 from crosswire.store.contract import Store, StoreLimits
 from crosswire.store.copies import CopyFile
 from crosswire.store.memory import MemoryDisk, MemoryStore
-from crosswire.store.rocks import COPIES, RocksStore
+from crosswire.store.recovery import FORMAT
+from crosswire.store.rocks import COPIES, RocksStore, table_options
 from tests.store.committing import close as close_store
 from tests.store.committing import commit
 
@@ -153,19 +155,24 @@ def test_a_shorter_list_of_tables_stops_the_start(tmp_path: Path) -> None:
     assert sorted(tmp_path.glob("*.sst")) == tables, "the engine would have deleted them"
 
 
-def test_a_store_without_second_copies_is_taken_over(
-    tmp_path: Path, opened: list[RocksStore]
+@pytest.mark.parametrize("number", [b"1", b"3", b"5"])
+def test_a_store_of_another_format_is_refused_and_left_as_it_is(
+    tmp_path: Path, opened: list[RocksStore], number: bytes
 ) -> None:
     store = RocksStore(tmp_path, LIMITS)
     fill(store)
     numbers, node = dict(store.destinations()), store.node
-    batch = store._batch()
-    batch.put(b"!format", b"1")
-    batch.delete_range(b"g", b"h")
-    store._write(batch)
+    store._db[b"!format"] = number
     close(store)
-    (tmp_path / COPIES).unlink()
-    (tmp_path / "crosswire.mark").unlink()
+    copies = (tmp_path / COPIES).read_bytes()
+    for _ in range(2):
+        with pytest.raises(StoreFailed, match=rf"format '{number.decode()}'.*Nothing was changed"):
+            RocksStore(tmp_path, LIMITS)
+    assert (tmp_path / COPIES).read_bytes() == copies
+    database = rocksdict.Rdict(str(tmp_path), table_options(1 << 20))
+    assert database[b"!format"] == number
+    database[b"!format"] = FORMAT
+    database.close()
     opened.append(store := RocksStore(tmp_path, LIMITS))
     assert (store.destinations(), store.node, store.damage) == (numbers, node, [])
 

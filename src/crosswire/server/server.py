@@ -191,6 +191,10 @@ class Server:
         if self._hub is not None:
             self._hub.turns.enter()
 
+    def is_turn_over(self) -> bool:
+        """Whether this turn of the event loop has had its time: see `Turns`."""
+        return self._hub is not None and self._hub.turns.is_over()
+
     def hub_to_read(self) -> Hub:
         """The hub that runs; on a standby one that shows what it has applied, and changes nothing.
         Raises NotLeading where there is nothing to show yet, and StoreError."""

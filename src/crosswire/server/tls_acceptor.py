@@ -73,8 +73,10 @@ class TlsAcceptor:
     async def open(self, host: str, port: int) -> int:
         """Listen; returns the port that was taken. Raises OSError."""
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         try:
+            found = await loop.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
             for family, kind, protocol, _, address in dict.fromkeys(found):
                 listening = socket.socket(family, kind, protocol)
                 self._listening.append(listening)
@@ -84,7 +86,7 @@ class TlsAcceptor:
                 listening.bind(address)
                 listening.listen(_BACKLOG)
                 listening.setblocking(False)
-        except OSError:
+        except BaseException:  # a host that has no address, one that is in use, a cancellation
             self.close()
             raise
         for listening in self._listening:

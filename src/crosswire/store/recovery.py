@@ -30,13 +30,11 @@ __all__ = [
     "REMOVALS",
     "RecoveredEngine",
     "Removals",
+    "check_format",
 ]
 
-FORMAT: Final = b"3"
-_EXACT_FORMAT: Final = b"2"
-"""With counters of every queue in every group: they are read as they are."""
-_OLD_FORMAT: Final = b"1"
-"""Without second copies, numbers of groups and a mark."""
+FORMAT: Final = b"4"
+"""The only one that is read: see `check_format`."""
 _OWN_KEYS: Final = (b"!format", b"!node", b"!ids")
 COPIED_SPACES: Final = frozenset({"subscription"})
 """Spaces of state that change rarely, and whose loss nothing else would show."""
@@ -67,6 +65,16 @@ class Removals(msgspec.Struct, frozen=True):
         if value is None or len(value) != _REMOVALS_LAYOUT.size:
             return cls()
         return cls(*_REMOVALS_LAYOUT.unpack(value))
+
+
+def check_format(stored: bytes) -> None:
+    """Raises StoreFailed if a store of this format can't be read."""
+    if stored != FORMAT:
+        raise StoreFailed(
+            f"the store has format {stored.decode(errors='replace')!r}, written by another version "
+            f"of Crosswire: this one reads format {FORMAT.decode()!r}. Nothing was changed. Use the"
+            " version that wrote it, or another data directory"
+        )
 
 
 class RecoveredEngine(Engine):
@@ -108,19 +116,16 @@ class RecoveredEngine(Engine):
             own = mended
         else:
             own = self._recover_own(copies, mended)
-        if own[b"!format"] not in (FORMAT, _EXACT_FORMAT, _OLD_FORMAT):
-            raise StoreFailed("the data directory was written by another version")
-        is_old = own[b"!format"] == _OLD_FORMAT
-        mended[b"!format"] = FORMAT
+        check_format(own[b"!format"])
         self.node = own[b"!node"].decode()
         self._next_id = int.from_bytes(own.get(b"!ids", b"\x01"))
         # Names first: whatever is damaged is described with them.
         self._recover_names(copies, mended)
         self._recover_rows()
-        self._recover_groups(copies, knows_end=is_new or is_old)
+        self._recover_groups(copies, knows_end=is_new)
         self._reserved_id = self._next_id
         mended[b"!ids"] = self._next_id.to_bytes(8)
-        self._begin_run(copies, mended, reported=not is_new and not is_old)
+        self._begin_run(copies, mended, reported=not is_new)
 
     def _power_losses_before(self, copies: Copies) -> int:
         """Of the two copies the second may be ahead: it is written first."""
@@ -142,9 +147,9 @@ class RecoveredEngine(Engine):
             if first is not None and second is not None and first != second:
                 if key == b"!node":
                     raise StoreDamaged(self._explain("its files are of two different stores"))
-                # The copies of `!ids` and `!format` are not written at the same moment; both only
-                # ever grow.
-                first = max(first, second)
+                if key == b"!ids":
+                    # Its copies are not written at the same moment; it only ever grows.
+                    first = max(first, second)
             if first is None and second is None and (reason or key != b"!ids"):
                 raise StoreDamaged(
                     self._explain(f"both copies of {key[1:].decode()!r} can't be read: {reason}")

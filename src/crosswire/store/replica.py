@@ -20,7 +20,7 @@ from crosswire.errors import RecordUnreadable, StoreDamaged, StoreFailed
 from crosswire.store.contract import Store
 from crosswire.store.copies import Copies
 from crosswire.store.keys import LOCAL
-from crosswire.store.recovery import FORMAT
+from crosswire.store.recovery import check_format
 
 __all__ = ["LOG_POSITION", "RUNNING", "ReplicaStore", "pack_position"]
 
@@ -71,8 +71,7 @@ class ReplicaStore(Store):
         self.position = self._stored_position = RecordPosition(number, digest)
         if own[b"!format"] is None:
             return  # the log has nothing but records without changes yet
-        if own[b"!format"] != FORMAT:
-            raise StoreFailed("the data directory was written by another version")
+        check_format(own[b"!format"])
         self.node = (own[b"!node"] or b"").decode()
         self._next_id = int.from_bytes(own[b"!ids"] or b"\x01")
         nothing = Copies({}, is_there=False, is_whole=False)

@@ -92,7 +92,7 @@ class App:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.replays = Replays()
-        self._work = LongWork(server.enter_turn)
+        self._work = LongWork(server.enter_turn, server.is_turn_over)
         self._streams = StreamSlots()
         self._tickets = ReportTickets()
         self._large_bodies = BodySlots()
@@ -171,7 +171,7 @@ class App:
             elif operation.body is not None:
                 most = self.server.config.http.body_bytes
                 data = await self._body(request, min(operation.body_bytes or most, most))
-                body = msgspec.json.decode(data, type=operation.body)
+                body = await self._decode(data, operation.body)
             elif operation.method in ("POST", "PATCH"):
                 data = await self._body(request, _NO_BODY_BYTES)
                 if data and msgspec.json.decode(data) != {}:
@@ -286,6 +286,17 @@ class App:
         except TimeoutError:
             raise HTTPException(408, "the body did not arrive in time") from None
         return b"".join(chunks)
+
+    async def _decode(self, data: bytes, kind: type[msgspec.Struct]) -> msgspec.Struct:
+        """The body as this. One that is large begins and ends a turn of the event loop: it can't be
+        decoded in parts."""
+        if len(data) <= LARGE_BYTES:
+            return msgspec.json.decode(data, type=kind)
+        await asyncio.sleep(0)
+        self.server.enter_turn()
+        body = msgspec.json.decode(data, type=kind)
+        await asyncio.sleep(0)
+        return body
 
     async def _chunks(self, request: Request, most: int) -> AsyncIterator[bytes]:
         """The body as it arrives, for a handler that writes it to a file. Raises HTTPException as

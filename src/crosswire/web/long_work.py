@@ -40,12 +40,20 @@ def _nothing() -> None:
     """Of requests without a server."""
 
 
+def _never() -> bool:
+    """Of requests without a server."""
+    return False
+
+
 class LongWork:
     """The turns of all requests, and what several of them need: names in order, and totals."""
 
-    def __init__(self, enter: Callable[[], None] = _nothing) -> None:
-        """`enter` is called when a turn begins."""
+    def __init__(
+        self, enter: Callable[[], None] = _nothing, is_over: Callable[[], bool] = _never
+    ) -> None:
+        """`enter` is called when a turn begins; see `Turn`."""
         self._enter = enter
+        self._is_over = is_over
         self.index = NameIndex()
         """The names of destinations in order."""
         self._known: Hub | None = None
@@ -57,7 +65,7 @@ class LongWork:
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[Turn]:
         """A turn, which the request renews by `Turn.pause`."""
-        turn = Turn(self._lock, self._enter)
+        turn = Turn(self._lock, self._enter, self._is_over)
         await turn.begin()
         try:
             yield turn

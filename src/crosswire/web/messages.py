@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from operator import itemgetter
 from typing import Annotated, Final
 
 import msgspec
@@ -34,7 +35,7 @@ PREVIEW_BYTES: Final = 4096
 SHOWN_BYTES: Final = 512 << 10
 """Messages of this size together are read to be shown at once, or one that is larger."""
 _MOST_MESSAGES: Final = 50_000
-_STEP: Final = 64
+_STEP: Final = 16
 """Messages that are accepted at once: each may be the first of a new queue, which takes longest."""
 _read_properties: Final = msgspec.json.Decoder(dict[str, Property]).decode
 
@@ -158,7 +159,9 @@ RawProperties = Annotated[
 """Measured before they are parsed: see `_parse_properties`."""
 
 
-class Production(msgspec.Struct, frozen=True, kw_only=True):
+# Without the garbage collector: a request may have tens of thousands, at all of which it would look
+# again and again.
+class Production(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A message for a queue or a topic; exactly one of `json`, `text` and `base64` is its payload.
 
     By default `content_type` is the one that belongs to that field."""
@@ -205,11 +208,10 @@ async def produce(ask: OperationRequest) -> Produced:
     count = len(batch.messages)
     if count > _MOST_MESSAGES:
         raise InvalidEnvelope(f"a request has at most {_MOST_MESSAGES} messages, not {count}")
-    steps: list[tuple[list[int], Receipt]] = []
-    refusals: list[tuple[int, HubError]] = []
+    steps: list[_AcceptedStep] = []
     if count <= _STEP:
         await ask.admitted()
-        steps.append(_accept(ask, batch.messages, 0, refusals))
+        steps.append(_accept(ask, batch.messages, 0))
     else:
         async with ask.work.turn() as turn:
             for start in range(0, count, _STEP):
@@ -218,46 +220,53 @@ async def produce(ask: OperationRequest) -> Produced:
                     turn.end()
                     await ask.admitted()
                     await turn.begin()
-                some = batch.messages[start : start + _STEP]
-                steps.append(_accept(ask, some, start, refusals))
+                steps.append(_accept(ask, batch.messages[start : start + _STEP], start))
                 await turn.pause()
+    for step in steps:
+        await step.receipt
+    if count == 1:
+        for _, error in steps[0].refusals():
+            raise error
     ids = [0] * count
-    for indexes, receipt in steps:
-        await receipt
-        for index, identifier in zip(indexes, receipt.ids, strict=True):
-            ids[index] = identifier
-        refusals += [(indexes[number], error) for number, error in receipt.refused.items()]
-    if count == 1 and refusals:
-        raise refusals[0][1]
-    return Produced(
-        ids,
-        [_refusal(batch_index, error) for batch_index, error in sorted(refusals, key=_index_of)],
-    )
+    refused: list[Refusal] = []
+    async with ask.work.turn() as turn:
+        for step in steps:
+            for index, identifier in zip(step.indexes, step.receipt.ids, strict=True):
+                ids[index] = identifier
+            refused += [_refusal(index, error) for index, error in step.refusals()]
+            await turn.pause()
+    return Produced(ids, refused)
 
 
-def _accept(
-    ask: OperationRequest,
-    messages: list[Production],
-    start: int,
-    refusals: list[tuple[int, HubError]],
-) -> tuple[list[int], Receipt]:
-    """Give some messages to the hub, except those that can't be; with the indexes that they have in
-    the request. `start` is the index of the first."""
+class _AcceptedStep(msgspec.Struct, frozen=True):
+    """Messages of a request that were given to the hub at once, and those it did not get."""
+
+    indexes: list[int]
+    """Of the receipt's messages in the request."""
+    receipt: Receipt
+    refused: list[tuple[int, HubError]]
+
+    def refusals(self) -> list[tuple[int, HubError]]:
+        """Why those were refused, by index in the request."""
+        theirs = [(self.indexes[each], error) for each, error in self.receipt.refused.items()]
+        return sorted(self.refused + theirs, key=itemgetter(0)) if theirs else self.refused
+
+
+def _accept(ask: OperationRequest, messages: list[Production], start: int) -> _AcceptedStep:
+    """Give some messages to the hub, except those that can't be. `start` is the index of the first
+    in the request."""
     envelopes: list[Envelope] = []
     indexes: list[int] = []
+    refused: list[tuple[int, HubError]] = []
     for index, message in enumerate(messages, start):
         try:
             ask.require("produce", message.destination)
             envelopes.append(_envelope(message, ask))
             indexes.append(index)
         except HubError as error:
-            refusals.append((index, error))
+            refused.append((index, error))
     ask.server.context.count("produced", "http", by=len(envelopes))
-    return indexes, ask.hub.produce(envelopes, ask.now())
-
-
-def _index_of(refusal: tuple[int, HubError]) -> int:
-    return refusal[0]
+    return _AcceptedStep(indexes, ask.hub.produce(envelopes, ask.now()), refused)
 
 
 def _refusal(index: int, error: HubError) -> Refusal:

@@ -83,6 +83,12 @@ def found(spark: SparkSession) -> Found:
         records.sent(b"done", kind="response", destination="service/s")
     with records.on("resumed", "relink"):
         records.sent(b"again", out=True, sequence=None)
+    # One row of each side, of different connections of a link: only the destination is the same.
+    for name, ended in (("cut", None), ("ended", "fin")):
+        with records.on(name, "relink", ended=ended, link=f"the link that was {name}"):
+            records.recorded("accepted", payload=b"not on the wire")
+        with records.on(f"after {name}", "relink", link=f"the link that was {name}"):
+            records.sent(b"not in the ledger")
     with records.on("broken off", "micromsg2"):
         records.sent(b"a")
         records.error()
@@ -126,6 +132,10 @@ def found(spark: SparkSession) -> Found:
         ("to nobody", []),
         ("too late", ["not accepted"]),
         ("resumed", ["uncertain"]),
+        ("cut", []),
+        ("after cut", ["equal"]),
+        ("ended", []),
+        ("after ended", ["equal"]),
         ("broken off", ["not accepted"]),
         ("passing", ["equal"]),
         ("worker", []),
@@ -148,6 +158,15 @@ def test_what_was_acknowledged_goes_with_what_was_recorded(found: Found) -> None
 def test_another_payload_is_reported(found: Found) -> None:
     (row,) = found["converted"]
     assert row["same_payload"] is False
+
+
+@pytest.mark.parametrize(("connection", "expected"), [("after cut", None), ("after ended", False)])
+def test_payloads_prove_nothing_after_the_recording_of_a_link_was_cut_off(
+    found: Found, connection: str, expected: bool | None
+) -> None:
+    """The partners of both may be in what was not written."""
+    (row,) = found[connection]
+    assert row["same_payload"] is expected
 
 
 def test_the_hubs_ids_outrank_the_order(found: Found) -> None:
