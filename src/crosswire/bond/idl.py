@@ -12,6 +12,7 @@ only. Declarations may be used before they are made; forward declarations are re
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from errno import EFBIG, EINVAL
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -44,10 +45,12 @@ from crosswire.errors import BondSchemaError, BondSyntaxError
 __all__ = ["load", "parse"]
 
 MAX_IMPORTS: Final = 1000
+MAX_FILE: Final = 16_777_216  # characters in a file
 MAX_DEPTH: Final = 64  # of aliases of aliases, bases of bases, generics in generics
 MAX_INSTANCES: Final = 10_000  # structs that are made from generic ones
 MAX_ARGUMENTS: Final = 100_000  # types that are resolved in aliases and generics
 MAX_NAME: Final = 4_096  # characters in the name of an instance, its arguments included
+MAX_MEMBERS: Final = 1_000_000  # fields and methods with inherited ones, names in all namespaces
 
 _PACKAGED: Final = {
     "bond/core/bond.bond": "bond.bond",
@@ -61,7 +64,7 @@ def load(path: str | Path, *, search: Iterable[str | Path] = ()) -> Module:
     """The module of a file and its imports. Raises BondSyntaxError, and OSError for `path`."""
     path = Path(path)
     folder = path.resolve().parent
-    return _build(path.read_text(encoding="utf-8"), str(path), folder, search)
+    return _build(_read(path), str(path), folder, search)
 
 
 def parse(
@@ -104,7 +107,7 @@ def _find_import(
         path = each / wanted
         try:
             resolved = path.resolve()
-            return resolved.read_text(encoding="utf-8"), str(resolved), resolved.parent
+            return _read(resolved), str(resolved), resolved.parent
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
@@ -114,6 +117,17 @@ def _find_import(
         raise at.error(f"import {wanted} was not found", expected="a file in the search path")
     text = resources.files("crosswire.bond").joinpath(packaged).read_text(encoding="utf-8")
     return text, packaged, None
+
+
+def _read(path: Path) -> str:
+    """The text of a file. Raises OSError, also for what has no end, such as a device or a pipe."""
+    if path.exists() and not path.is_file():
+        raise OSError(EINVAL, "not a regular file", str(path))
+    with path.open(encoding="utf-8") as file:
+        text = file.read(MAX_FILE + 1)
+    if len(text) > MAX_FILE:
+        raise OSError(EFBIG, f"more than {MAX_FILE} characters", str(path))
+    return text
 
 
 # ------------------------------------------------------------------------------------ resolving
@@ -133,10 +147,19 @@ class _Resolver:
         self._pending: dict[StructDef, tuple[syntax.StructNode, _Bindings]] = {}
         self._instances = 0
         self._arguments = 0
+        self._members = 0
         for each in declarations:
             self._declare(each)
 
+    def _count_members(self, count: int, node: syntax.Declaration) -> None:
+        """Before they are made: a short file can repeat a long list of members thousands of times,
+        as instances of a generic struct, views, derived structs or services do."""
+        self._members += count
+        if self._members > MAX_MEMBERS:
+            raise node.at.error(f"{node.name} leads to more than {MAX_MEMBERS} fields and methods")
+
     def _declare(self, node: syntax.Declaration) -> None:
+        self._count_members(len(node.namespaces), node)
         for namespace in node.namespaces:
             name = f"{namespace}.{node.name}"
             old = self._by_name.get(name)
@@ -358,6 +381,7 @@ class _Resolver:
             raise node.at.error(f"{node.name} derives from itself, or through too many structs")
         base = self._base(source, bindings, depth)
         fields = source.fields
+        self._count_members(len(fields) + (len(base.all_fields) if base else 0), node)
         if node.view_of is not None:
             fields = self._kept_fields(node, source)
         _check_unique(fields, struct)
@@ -446,6 +470,7 @@ class _Resolver:
         methods: dict[str, MethodDef] = {}
         if node.base is not None:
             methods |= self._base_service(node, node.base, bindings, depth).methods
+        self._count_members(len(methods) + len(node.methods), node)
         for each in node.methods:
             methods[each.name] = MethodDef(
                 name=each.name,
@@ -539,7 +564,10 @@ def _default(node: syntax.DefaultNode, kind: Type) -> Any:
                 raise node.at.error(f"{node.value} is no {kind.text}")
             return node.value
         if kind.wire in (DataType.FLOAT, DataType.DOUBLE) and node.kind in ("integer", "float"):
-            return _float(float(node.value), kind)
+            try:
+                return _float(float(node.value), kind)
+            except OverflowError as error:
+                raise node.at.error(f"a number that is no {kind.text}") from error
         if kind.wire is DataType.BOOL and node.kind == "bool":
             return node.value
         if _is_text(kind) and node.kind == "string":
@@ -548,7 +576,8 @@ def _default(node: syntax.DefaultNode, kind: Type) -> Any:
 
 
 def _float(value: float, kind: PrimitiveType) -> float:
-    """A float's default rounded to a float, so that it equals what is read."""
+    """A float's default rounded to a float, so that it equals what is read. Raises OverflowError
+    for one that no float can have."""
     if kind.wire is DataType.DOUBLE:
         return value
     from struct import pack, unpack
