@@ -11,7 +11,7 @@ only. Declarations may be used before they are made; forward declarations are re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from errno import EFBIG, EINVAL
 from importlib import resources
 from pathlib import Path
@@ -45,12 +45,13 @@ from crosswire.errors import BondSchemaError, BondSyntaxError
 __all__ = ["load", "parse"]
 
 MAX_IMPORTS: Final = 1000
-MAX_FILE: Final = 16_777_216  # characters in a file
+MAX_CHARACTERS: Final = 4_194_304  # in a file and all that it imports
 MAX_DEPTH: Final = 64  # of aliases of aliases, bases of bases, generics in generics
 MAX_INSTANCES: Final = 10_000  # structs that are made from generic ones
 MAX_ARGUMENTS: Final = 100_000  # types that are resolved in aliases and generics
 MAX_NAME: Final = 4_096  # characters in the name of an instance, its arguments included
 MAX_MEMBERS: Final = 1_000_000  # fields and methods with inherited ones, names in all namespaces
+MAX_TYPES: Final = 2_000_000  # steps in which names become types
 
 _PACKAGED: Final = {
     "bond/core/bond.bond": "bond.bond",
@@ -82,24 +83,36 @@ def _build(text: str, name: str, directory: Path | None, search: Iterable[str | 
     declarations: list[syntax.Declaration] = []
     seen: set[str] = {str(directory / Path(name).name) if directory else name}
     pending = [(text, name, directory)]
+    characters = len(text)
+    if characters > MAX_CHARACTERS:
+        raise SourcePosition(name, 1, 1).error(f"more than {MAX_CHARACTERS} characters")
     while pending:
         text, file, folder = pending.pop()
         node = syntax.parse_file(text, file)
         declarations += node.declarations
-        for token in node.imports:
-            found = _find_import(token.text, folder, search, token.at)
-            if found[1] not in seen:
-                seen.add(found[1])
-                pending.append(found)
-        if len(seen) > MAX_IMPORTS:
-            raise node.imports[0].at.error(f"more than {MAX_IMPORTS} files")
+        # Once for each name: a file may import one and the same thousands of times.
+        for token in {each.text: each for each in reversed(node.imports)}.values():
+            found = _find_import(token.text, folder, search, token.at, seen)
+            if found is None:
+                continue
+            seen.add(found[1])
+            pending.append(found)
+            characters += len(found[0])
+            if characters > MAX_CHARACTERS:
+                raise token.at.error(f"with {found[1]} more than {MAX_CHARACTERS} characters")
+            if len(seen) > MAX_IMPORTS:
+                raise token.at.error(f"more than {MAX_IMPORTS} files")
     return _Resolver(declarations).module(name)
 
 
 def _find_import(
-    wanted: str, folder: Path | None, search: Iterable[str | Path], at: SourcePosition
-) -> tuple[str, str, Path | None]:
-    """The text, the name and the folder of an imported file."""
+    wanted: str,
+    folder: Path | None,
+    search: Iterable[str | Path],
+    at: SourcePosition,
+    seen: Container[str],
+) -> tuple[str, str, Path | None] | None:
+    """The text, the name and the folder of an imported file; None for one that was `seen`."""
     wanted = wanted.replace("\\", "/")
     for each in (folder, *map(Path, search)):
         if each is None:
@@ -107,6 +120,8 @@ def _find_import(
         path = each / wanted
         try:
             resolved = path.resolve()
+            if str(resolved) in seen:
+                return None
             return _read(resolved), str(resolved), resolved.parent
         except FileNotFoundError:
             continue
@@ -115,6 +130,8 @@ def _find_import(
     packaged = _PACKAGED.get(wanted)
     if packaged is None:
         raise at.error(f"import {wanted} was not found", expected="a file in the search path")
+    if packaged in seen:
+        return None
     text = resources.files("crosswire.bond").joinpath(packaged).read_text(encoding="utf-8")
     return text, packaged, None
 
@@ -124,9 +141,9 @@ def _read(path: Path) -> str:
     if path.exists() and not path.is_file():
         raise OSError(EINVAL, "not a regular file", str(path))
     with path.open(encoding="utf-8") as file:
-        text = file.read(MAX_FILE + 1)
-    if len(text) > MAX_FILE:
-        raise OSError(EFBIG, f"more than {MAX_FILE} characters", str(path))
+        text = file.read(MAX_CHARACTERS + 1)
+    if len(text) > MAX_CHARACTERS:
+        raise OSError(EFBIG, f"more than {MAX_CHARACTERS} characters", str(path))
     return text
 
 
@@ -148,6 +165,7 @@ class _Resolver:
         self._instances = 0
         self._arguments = 0
         self._members = 0
+        self._types = 0
         for each in declarations:
             self._declare(each)
 
@@ -157,6 +175,13 @@ class _Resolver:
         self._members += count
         if self._members > MAX_MEMBERS:
             raise node.at.error(f"{node.name} leads to more than {MAX_MEMBERS} fields and methods")
+
+    def _count_type(self, name: str, at: SourcePosition) -> None:
+        """A step. A type has many where it is a list of lists, an alias of aliases, or looked for
+        in thousands of namespaces, and an instance of a generic struct repeats them."""
+        self._types += 1
+        if self._types > MAX_TYPES:
+            raise at.error(f"{name} is one of more than {MAX_TYPES} types")
 
     def _declare(self, node: syntax.Declaration) -> None:
         self._count_members(len(node.namespaces), node)
@@ -217,8 +242,9 @@ class _Resolver:
     def _find(
         self, name: str, namespaces: tuple[str, ...], at: SourcePosition
     ) -> syntax.Declaration:
-        candidates = [name] if "." in name else [f"{each}.{name}" for each in namespaces]
+        candidates = (name,) if "." in name else (f"{each}.{name}" for each in namespaces)
         for candidate in candidates:
+            self._count_type(name, at)
             node = self._by_name.get(candidate)
             if node is not None:
                 return node
@@ -240,6 +266,7 @@ class _Resolver:
         if node.name in syntax.META:
             return PRIMITIVES["string"]
         if node.name in _CONTAINERS:
+            self._count_type(node.name, node.at)
             inner = [
                 self._type(each, namespaces, bindings, depth + 1)
                 for each in node.args
@@ -397,6 +424,7 @@ class _Resolver:
         if isinstance(node.view_of, syntax.TypeNode):
             direct = self._find(node.view_of.name, node.namespaces, node.view_of.at)
             if isinstance(direct, syntax.StructNode) and direct.view_of is not None:
+                self._count_members(len(direct.kept) + len(source.fields), node)
                 there = self._kept_fields(direct, source)
             else:
                 there = source.fields
