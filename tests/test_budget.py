@@ -110,6 +110,21 @@ def test_what_was_freed_since_it_was_reported_is_not_held_against_a_peer() -> No
     assert budget.held_bytes == 20 * MIB
 
 
+class GrowingPeer(Peer):
+    """Every measurement finds more."""
+
+    def measure_memory(self) -> None:
+        self.account.add(1)
+
+
+def test_growth_that_is_found_by_measuring_does_not_lead_to_measuring_again() -> None:
+    budget = MemoryBudget(100 * MIB, 100 * MIB)
+    peer = GrowingPeer(budget)
+    peer.account.add(90 * MIB)
+    assert peer.restrained
+    assert peer.account.held_bytes == 90 * MIB + 1
+
+
 def test_above_the_limit_whoever_grows_is_stopped_except_for_a_few_bytes() -> None:
     budget = MemoryBudget(100 * MIB, 100 * MIB)
     peers = [Peer(budget) for _ in range(12)]

@@ -131,6 +131,7 @@ class MemoryBudget:
         self.evicted_total = 0
         """How many peers were disconnected."""
         self._now = 0.0
+        self._is_noting = False
         self._owners: dict[str | None, _Owner] = {}
         self._restrained: dict[MemoryAccount, float] = {}
 
@@ -181,6 +182,16 @@ class MemoryBudget:
 
     def note_growth(self, account: MemoryAccount) -> None:
         """An account has grown, and the budget or its owner's share is nearly used."""
+        # Those who are looked at are measured, which may find that they have grown, too.
+        if self._is_noting:
+            return
+        self._is_noting = True
+        try:
+            self._stop_growth(account)
+        finally:
+            self._is_noting = False
+
+    def _stop_growth(self, account: MemoryAccount) -> None:
         for held in (account.owner, self.total):
             held.judge()
         for held in (account.owner, self.total):

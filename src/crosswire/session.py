@@ -231,10 +231,12 @@ class Session(asyncio.Protocol):
                 + len(self._unread)
                 + self.transport.get_write_buffer_size()
             )
-            if abs(held_bytes - self._held_bytes) >= _NOTED_BYTES:
-                if self.account is not None:
-                    self.account.add(held_bytes - self._held_bytes)
+            change_bytes = held_bytes - self._held_bytes
+            if abs(change_bytes) >= _NOTED_BYTES:
+                # Before it is reported: when memory is short, the account's budget measures again.
                 self._held_bytes = held_bytes
+                if self.account is not None:
+                    self.account.add(change_bytes)
 
     # Called by asyncio.
 

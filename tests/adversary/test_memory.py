@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 
@@ -12,13 +12,24 @@ import pytest
 from crosswire.cli.hub import Api
 from crosswire.errors import RequestFailed
 from crosswire.wire.contract import ConnectionFailed
+from crosswire.wire.epoxy.comm import marshal_credentials
 from crosswire.wire.micromsg2.frames import serialize_message
-from tests.adversary.harness import MEMORY_BYTES, PATIENCE_S, TOKEN, USERS, Target, running
+from tests.adversary.harness import (
+    MEMORY_BYTES,
+    PATIENCE_S,
+    TOKEN,
+    USERS,
+    Attacker,
+    Target,
+    running,
+)
 
 pytestmark = pytest.mark.alone
 
 MIB = 1024 * 1024
 LIMIT_BYTES = 256 * MIB
+EMPTY = b"CB\x01\x00\x00"
+"""A struct of Bond without fields, in Compact Binary."""
 SETTINGS = f"""
 [limits]
 memory_bytes = {LIMIT_BYTES}
@@ -62,13 +73,55 @@ def test_unfinished_frames_of_peers_without_credentials_are_refused(small: Targe
     assert kept_bytes(small, before) < MEMORY_BYTES
 
 
-def test_the_largest_holder_is_disconnected_and_the_memory_is_given_back(small: Target) -> None:
-    """A user with unfinished messages of 60 MiB on twelve connections: all that it may hold is its
-    share; one connection after the other is ended, with EMP's error 2, and nobody else's."""
+def epoxy_user(target: Target) -> Attacker:
+    """After a call with credentials: this method is open to all users."""
+    peer = target.epoxy()
+    peer.events.clear()
+    credentials = marshal_credentials(TOKEN)
+    peer.connection.send_request("crosswire.Hub", "ListServices", EMPTY, layer_data=credentials)
+    peer.until(lambda: bool(peer.events))
+    return peer
+
+
+def epoxy_message(size_bytes: int) -> bytes:
+    """A request, without the end of its payload."""
+    headers = b"\x06\x00\x00" + (99).to_bytes(8, "little") + b"\x10\x01\x00\x01\x00\x00\x00"
+    headers += b"\x09\x02\x00\x01s\x09\x03\x00\x01m\x00"
+    head = b"\x02\x00HR" + len(headers).to_bytes(4, "little") + headers
+    return head + b"PD" + size_bytes.to_bytes(4, "little") + bytes(size_bytes - MIB)
+
+
+def micromsg2_message(size_bytes: int) -> bytes:
+    """Frames that are all continued."""
+    part = bytes(1_000_000)
+    frames = []
+    for number in range(1, size_bytes // len(part)):
+        destination = b"queue/mallory/q" if number == 1 else b""
+        frame = bytearray(b"".join(serialize_message(number, destination, b"", part)))
+        frame[0] |= 16
+        frames.append(bytes(frame))
+    return b"".join(frames)
+
+
+HOLDERS: dict[str, tuple[Callable[[Target], Attacker], Callable[[], bytes]]] = {
+    "emp": (lambda target: target.emp(TOKEN), lambda: (64 * MIB).to_bytes(4) + bytes(60 * MIB)),
+    "epoxy": (epoxy_user, lambda: epoxy_message(31 * MIB)),
+    "micromsg2": (lambda target: target.micromsg2(TOKEN), lambda: micromsg2_message(60 * MIB)),
+}
+
+
+@pytest.mark.parametrize("protocol", HOLDERS)
+def test_the_largest_holder_is_disconnected_and_the_memory_is_given_back(
+    small: Target, protocol: str
+) -> None:
+    """A user with large unfinished messages on twelve connections: all that it may hold is its
+    share; one connection after the other is ended, with the protocol's goodbye, and nobody
+    else's."""
+    connect, message = HOLDERS[protocol]
     before = small.resident_bytes()
-    part = (64 * MIB).to_bytes(4) + bytes(60 * MIB)
+    part = message()
     with ExitStack() as stack, small.neighbour() as neighbour:
-        peers = [stack.enter_context(small.emp(TOKEN)) for _ in range(12)]
+        peers = [stack.enter_context(connect(small)) for _ in range(12)]
         for peer in peers:
             peer.socket.setblocking(False)
         unsent = dict.fromkeys(peers, part)

@@ -11,7 +11,8 @@ only. Declarations may be used before they are made; forward declarations are re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
+from errno import EFBIG, EINVAL
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -44,10 +45,13 @@ from crosswire.errors import BondSchemaError, BondSyntaxError
 __all__ = ["load", "parse"]
 
 MAX_IMPORTS: Final = 1000
+MAX_CHARACTERS: Final = 4_194_304  # in a file and all that it imports
 MAX_DEPTH: Final = 64  # of aliases of aliases, bases of bases, generics in generics
 MAX_INSTANCES: Final = 10_000  # structs that are made from generic ones
 MAX_ARGUMENTS: Final = 100_000  # types that are resolved in aliases and generics
 MAX_NAME: Final = 4_096  # characters in the name of an instance, its arguments included
+MAX_MEMBERS: Final = 1_000_000  # fields and methods with inherited ones, names in all namespaces
+MAX_TYPES: Final = 2_000_000  # steps in which names become types
 
 _PACKAGED: Final = {
     "bond/core/bond.bond": "bond.bond",
@@ -61,7 +65,7 @@ def load(path: str | Path, *, search: Iterable[str | Path] = ()) -> Module:
     """The module of a file and its imports. Raises BondSyntaxError, and OSError for `path`."""
     path = Path(path)
     folder = path.resolve().parent
-    return _build(path.read_text(encoding="utf-8"), str(path), folder, search)
+    return _build(_read(path), str(path), folder, search)
 
 
 def parse(
@@ -79,24 +83,36 @@ def _build(text: str, name: str, directory: Path | None, search: Iterable[str | 
     declarations: list[syntax.Declaration] = []
     seen: set[str] = {str(directory / Path(name).name) if directory else name}
     pending = [(text, name, directory)]
+    characters = len(text)
+    if characters > MAX_CHARACTERS:
+        raise SourcePosition(name, 1, 1).error(f"more than {MAX_CHARACTERS} characters")
     while pending:
         text, file, folder = pending.pop()
         node = syntax.parse_file(text, file)
         declarations += node.declarations
-        for token in node.imports:
-            found = _find_import(token.text, folder, search, token.at)
-            if found[1] not in seen:
-                seen.add(found[1])
-                pending.append(found)
-        if len(seen) > MAX_IMPORTS:
-            raise node.imports[0].at.error(f"more than {MAX_IMPORTS} files")
+        # Once for each name: a file may import one and the same thousands of times.
+        for token in {each.text: each for each in reversed(node.imports)}.values():
+            found = _find_import(token.text, folder, search, token.at, seen)
+            if found is None:
+                continue
+            seen.add(found[1])
+            pending.append(found)
+            characters += len(found[0])
+            if characters > MAX_CHARACTERS:
+                raise token.at.error(f"with {found[1]} more than {MAX_CHARACTERS} characters")
+            if len(seen) > MAX_IMPORTS:
+                raise token.at.error(f"more than {MAX_IMPORTS} files")
     return _Resolver(declarations).module(name)
 
 
 def _find_import(
-    wanted: str, folder: Path | None, search: Iterable[str | Path], at: SourcePosition
-) -> tuple[str, str, Path | None]:
-    """The text, the name and the folder of an imported file."""
+    wanted: str,
+    folder: Path | None,
+    search: Iterable[str | Path],
+    at: SourcePosition,
+    seen: Container[str],
+) -> tuple[str, str, Path | None] | None:
+    """The text, the name and the folder of an imported file; None for one that was `seen`."""
     wanted = wanted.replace("\\", "/")
     for each in (folder, *map(Path, search)):
         if each is None:
@@ -104,7 +120,9 @@ def _find_import(
         path = each / wanted
         try:
             resolved = path.resolve()
-            return resolved.read_text(encoding="utf-8"), str(resolved), resolved.parent
+            if str(resolved) in seen:
+                return None
+            return _read(resolved), str(resolved), resolved.parent
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
@@ -112,8 +130,21 @@ def _find_import(
     packaged = _PACKAGED.get(wanted)
     if packaged is None:
         raise at.error(f"import {wanted} was not found", expected="a file in the search path")
+    if packaged in seen:
+        return None
     text = resources.files("crosswire.bond").joinpath(packaged).read_text(encoding="utf-8")
     return text, packaged, None
+
+
+def _read(path: Path) -> str:
+    """The text of a file. Raises OSError, also for what has no end, such as a device or a pipe."""
+    if path.exists() and not path.is_file():
+        raise OSError(EINVAL, "not a regular file", str(path))
+    with path.open(encoding="utf-8") as file:
+        text = file.read(MAX_CHARACTERS + 1)
+    if len(text) > MAX_CHARACTERS:
+        raise OSError(EFBIG, f"more than {MAX_CHARACTERS} characters", str(path))
+    return text
 
 
 # ------------------------------------------------------------------------------------ resolving
@@ -133,10 +164,27 @@ class _Resolver:
         self._pending: dict[StructDef, tuple[syntax.StructNode, _Bindings]] = {}
         self._instances = 0
         self._arguments = 0
+        self._members = 0
+        self._types = 0
         for each in declarations:
             self._declare(each)
 
+    def _count_members(self, count: int, node: syntax.Declaration) -> None:
+        """Before they are made: a short file can repeat a long list of members thousands of times,
+        as instances of a generic struct, views, derived structs or services do."""
+        self._members += count
+        if self._members > MAX_MEMBERS:
+            raise node.at.error(f"{node.name} leads to more than {MAX_MEMBERS} fields and methods")
+
+    def _count_type(self, name: str, at: SourcePosition) -> None:
+        """A step. A type has many where it is a list of lists, an alias of aliases, or looked for
+        in thousands of namespaces, and an instance of a generic struct repeats them."""
+        self._types += 1
+        if self._types > MAX_TYPES:
+            raise at.error(f"{name} is one of more than {MAX_TYPES} types")
+
     def _declare(self, node: syntax.Declaration) -> None:
+        self._count_members(len(node.namespaces), node)
         for namespace in node.namespaces:
             name = f"{namespace}.{node.name}"
             old = self._by_name.get(name)
@@ -194,8 +242,9 @@ class _Resolver:
     def _find(
         self, name: str, namespaces: tuple[str, ...], at: SourcePosition
     ) -> syntax.Declaration:
-        candidates = [name] if "." in name else [f"{each}.{name}" for each in namespaces]
+        candidates = (name,) if "." in name else (f"{each}.{name}" for each in namespaces)
         for candidate in candidates:
+            self._count_type(name, at)
             node = self._by_name.get(candidate)
             if node is not None:
                 return node
@@ -217,6 +266,7 @@ class _Resolver:
         if node.name in syntax.META:
             return PRIMITIVES["string"]
         if node.name in _CONTAINERS:
+            self._count_type(node.name, node.at)
             inner = [
                 self._type(each, namespaces, bindings, depth + 1)
                 for each in node.args
@@ -358,6 +408,7 @@ class _Resolver:
             raise node.at.error(f"{node.name} derives from itself, or through too many structs")
         base = self._base(source, bindings, depth)
         fields = source.fields
+        self._count_members(len(fields) + (len(base.all_fields) if base else 0), node)
         if node.view_of is not None:
             fields = self._kept_fields(node, source)
         _check_unique(fields, struct)
@@ -373,6 +424,7 @@ class _Resolver:
         if isinstance(node.view_of, syntax.TypeNode):
             direct = self._find(node.view_of.name, node.namespaces, node.view_of.at)
             if isinstance(direct, syntax.StructNode) and direct.view_of is not None:
+                self._count_members(len(direct.kept) + len(source.fields), node)
                 there = self._kept_fields(direct, source)
             else:
                 there = source.fields
@@ -446,6 +498,7 @@ class _Resolver:
         methods: dict[str, MethodDef] = {}
         if node.base is not None:
             methods |= self._base_service(node, node.base, bindings, depth).methods
+        self._count_members(len(methods) + len(node.methods), node)
         for each in node.methods:
             methods[each.name] = MethodDef(
                 name=each.name,
@@ -539,7 +592,10 @@ def _default(node: syntax.DefaultNode, kind: Type) -> Any:
                 raise node.at.error(f"{node.value} is no {kind.text}")
             return node.value
         if kind.wire in (DataType.FLOAT, DataType.DOUBLE) and node.kind in ("integer", "float"):
-            return _float(float(node.value), kind)
+            try:
+                return _float(float(node.value), kind)
+            except OverflowError as error:
+                raise node.at.error(f"a number that is no {kind.text}") from error
         if kind.wire is DataType.BOOL and node.kind == "bool":
             return node.value
         if _is_text(kind) and node.kind == "string":
@@ -548,7 +604,8 @@ def _default(node: syntax.DefaultNode, kind: Type) -> Any:
 
 
 def _float(value: float, kind: PrimitiveType) -> float:
-    """A float's default rounded to a float, so that it equals what is read."""
+    """A float's default rounded to a float, so that it equals what is read. Raises OverflowError
+    for one that no float can have."""
     if kind.wire is DataType.DOUBLE:
         return value
     from struct import pack, unpack

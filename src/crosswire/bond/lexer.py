@@ -48,15 +48,16 @@ _TOKEN: Final = re.compile(
     | (?P<float>   [+-]?\d+(?:\.\d+(?:[eE][+-]?\d+)?|[eE][+-]?\d+)(?!\w) )
     | (?P<integer> [+-]?(?:0[xX][0-9a-fA-F]+|0[oO][0-7]+|\d+)(?!\w) )
     | (?P<name>    bond_meta::\w+ | [^\W\d]\w* )
-    | (?P<string>  "(?:[^"\\\n]|\\.)*" )
+    | (?P<string>  "(?:[^"\\\n]++|\\.)*+" )
     | (?P<symbol>  [{}<>()\[\]:;,=.] )
     """,
     re.VERBOSE | re.DOTALL,
 )
 
 _MAX_NUMBER_CHARS: Final = 100
+_MAX_NAME_CHARS: Final = 1_000
 
-_ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]+)|u([0-9a-fA-F]{4})|(\d+)|(.))", re.DOTALL)
+_ESCAPE: Final = re.compile(r"\\(?:x([0-9a-fA-F]+)|u([0-9a-fA-F]{4})|([0-9]+)|(.))", re.DOTALL)
 _ESCAPED: Final = {
     "a": "\a",
     "b": "\b",
@@ -84,6 +85,8 @@ def tokenize(text: str, file: str) -> list[Token]:
         kind, word = found.lastgroup, found.group()
         if kind in ("integer", "float") and len(word) > _MAX_NUMBER_CHARS:
             raise at.error(f"a number of {len(word)} characters")
+        if kind == "name" and len(word) > _MAX_NAME_CHARS:
+            raise at.error(f"a name of {len(word)} characters")
         if kind not in ("space", "comment"):
             # In L"text" the L is a name directly before a string: only defaults allow it.
             content = word[1:-1] if kind == "string" else word
@@ -114,9 +117,17 @@ def unescape(token: Token) -> str:
             if char not in _ESCAPED:
                 raise token.at.error(f"unknown escape \\{char} in a string")
             return _ESCAPED[char]
-        number = int(decimal) if decimal is not None else int(hexadecimal or short, 16)
+        digits = decimal or hexadecimal or short
+        if len(digits) > _MAX_NUMBER_CHARS:
+            raise token.at.error(f"a number of {len(digits)} characters")
+        number = int(digits, 10 if decimal is not None else 16)
         if number > 0x10FFFF:
             raise token.at.error(f"{found.group()} is no character")
         return chr(number)
 
-    return _ESCAPE.sub(replace, token.text)
+    value = _ESCAPE.sub(replace, token.text)
+    try:
+        # Two escapes may be the halves of one character in UTF-16; one half alone is none.
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+    except UnicodeDecodeError as error:
+        raise token.at.error("half of a character in a string") from error

@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 MAX_TYPE_DEPTH: Final = 32
+MAX_NAME_PARTS: Final = 100
 
 _RESERVED: Final = frozenset(PRIMITIVES) | {
     *("blob", "bond_meta", "bonded", "class", "enum", "false", "import", "list", "map"),
@@ -223,6 +224,8 @@ class _Parser:
         parts = [self._namespace_part(what)]
         while self._accept("."):
             parts.append(self._namespace_part(what))
+            if len(parts) > MAX_NAME_PARTS:
+                raise at.error(f"a name of more than {MAX_NAME_PARTS} parts")
         return ".".join(parts), at
 
     def _namespace_part(self, what: str) -> str:

@@ -265,9 +265,9 @@ class _HttpConnection(H11Protocol):
 
     def _note_unsent(self, size_bytes: int) -> None:
         """This many bytes of the response are not read."""
+        change_bytes, self._unsent_bytes = size_bytes - self._unsent_bytes, size_bytes
         if self._account is not None:
-            self._account.add(size_bytes - self._unsent_bytes)
-        self._unsent_bytes = size_bytes
+            self._account.add(change_bytes)
 
     def _on_refused(self) -> None:
         """A request without valid credentials waits for its answer: it keeps nobody out either."""
