@@ -161,7 +161,7 @@ def failure(error: str, attempts: int) -> bytes:
 
 
 def failure_of_call(error: CrosswireError, attempts: int) -> bytes:
-    """The result for a failed call: the code alone where that is enough, else with a description."""
+    """The result for a failed call: the code alone where that is enough, else with a text."""
     if isinstance(error, NoProvider | CallTimeout | ProviderLost):
         return failure(code_of(error), attempts)
     # The text of a provider's failure begins with the code that the provider gave it.
